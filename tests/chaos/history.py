@@ -8,6 +8,7 @@ event       of                           facts
 =========== ============================ ===========================================================
 published   the load                     id, key (several: a list), late, after (id of the link
                                          before)
+duplicate   the load                     id: a call since then was not sent, since that one counts
 final       the load                     id, state
 received    a worker's main process      id, attempt
 discarded   a worker's main process      id: its task was revoked

@@ -53,6 +53,9 @@ FLOW_KEYS = {
     "smooth": ["smooth0"],
     "fair": [f"fair0/{group}" for group in "aaaab"],
     "settles": ["settles0"],
+    "once": ["once0", "once1"],
+    "follows": ["follows0", "follows1"],
+    "preempts": ["preempts0"],
 }
 """Keys of tasks with flow control, which share them with no other."""
 LOCKS = sorted(
@@ -84,7 +87,12 @@ FLOW_WEIGHTS = {
     "urgent": 3,
     "later": 3,
     "settles": 6,
+    "once": 4,
+    "follows": 4,
+    "preempts": 4,
 }
+UNIQUE = frozenset({"once", "follows"})
+"""Tasks of which a call is compared with earlier ones. A call with a task id of its own is not."""
 
 
 class Load:
@@ -175,11 +183,23 @@ class Load:
             ]
         if any(self._has_enough(key) for link in links for key in keys_of(link.args[0])):
             return
+        if len(links) == 1 and links[0].task in UNIQUE:
+            self._send_unique(links[0])
+            return
         before = None
         for link in links:
             self._note(link, before)
             before = link.options["task_id"]
         chain(*links).apply_async() if len(links) > 1 else links[0].apply_async()
+
+    def _send_unique(self, link: Any) -> None:
+        del link.options["task_id"]
+        since = time.monotonic()
+        result = link.apply_async()
+        if result.duplicate and link.task == "once":
+            self._fleet.journal.note("duplicate", id=result.id, since=since)
+        else:
+            self._note(link.set(task_id=result.id), None)
 
     def _has_enough(self, key: str) -> bool:
         known = time.monotonic() - FORGOTTEN

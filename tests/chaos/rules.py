@@ -171,17 +171,32 @@ def group_limits(history: History) -> Iterator[Violation]:
                 yield Violation("at most the limit of a group hold its lock", begin, text)
 
 
-@rule("of calls that settle only older ones are replaced")
+@rule("only older calls are replaced")
 def newest_calls(history: History) -> Iterator[Violation]:
     """The last one of a key is replaced by none. What the storm has revoked does not count."""
     revoked = {event["id"] for event in history.of("revoke")}
     states = {event["id"]: event["state"] for event in history.of("final")}
-    calls = [task for task in history.of("published") if task["task"] == "settles"]
+    calls = [task for task in history.of("published") if task["task"] in {"settles", "preempts"}]
     for key, tasks in _by(calls, lambda task: task["key"]):
         ended = [task for task in tasks if task["id"] in states and task["id"] not in revoked]
         if ended and all(states[task["id"]] == "REVOKED" for task in ended) and ended == tasks:
             text = f"{key}: all of {len(ended)} calls were replaced"
-            yield Violation("of calls that settle only older ones are replaced", history.now, text)
+            yield Violation("only older calls are replaced", history.now, text)
+
+
+@rule("what a call was a duplicate of had not ended")
+def duplicates(history: History) -> Iterator[Violation]:
+    """Unless its last run, or its worker, was disturbed: then its end may be unheard."""
+    finals = {event["id"]: event["t"] for event in history.of("final")}
+    last = {run.id: run for run in history.runs}
+    for event in history.of("duplicate"):
+        task_id, since = event["id"], event["since"]
+        run = last.get(task_id)
+        if finals.get(task_id, math.inf) > since - TELLING:
+            continue
+        if run is None or not history.disturbed(run, since):
+            text = f"{task_id} had ended {since - finals[task_id]:.1f} s before a call like it"
+            yield Violation("what a call was a duplicate of had not ended", since, text)
 
 
 # --- the register ---------------------------------------------------------------------------------
@@ -306,9 +321,17 @@ def _given_back_to_the_dead(history: History) -> set[str]:
 
 @rule("a task that succeeded has run to its end")
 def never_run(history: History) -> Iterator[Violation]:
-    ended = {run.id for run in history.runs if not run.killed and not math.isinf(run.end)}
+    whole = [run for run in history.runs if not run.killed and not math.isinf(run.end)]
+    ended = {run.id for run in whole}
+    first = {key: runs[0].end for key, runs in _by_each(whole, lambda run: run.keys)}
+    followers = {
+        task["id"]: first.get(task["key"], math.inf)
+        for task in history.of("published")
+        if task["task"] == "follows"
+    }
     for event in history.of("final"):
-        if event["state"] == "SUCCESS" and event["id"] not in ended:
+        followed = followers.get(event["id"], math.inf) <= event["t"]
+        if event["state"] == "SUCCESS" and event["id"] not in ended and not followed:
             yield Violation(
                 "a task that succeeded has run to its end",
                 event["t"],

@@ -81,6 +81,9 @@ FLOW: dict[str, dict[str, Any]] = {
     "urgent": {**LATE, "lock_priority": urgency_of},
     "later": LATE,
     "settles": {**LATE, "lock_debounce": 1.2, "lock_debounce_max": 4},
+    "once": {**LATE, "lock_unique": "until_done"},
+    "follows": {**LATE, "lock_unique": "until_done", "lock_on_duplicate": "follow"},
+    "preempts": {**LATE, "lock_on_conflict": "preempt"},
 }
 """As :data:`TASKS`, of a storm with flow control."""
 

@@ -1,4 +1,4 @@
-"""A short storm over workers whose tasks have rates, groups, priorities and quiet periods."""
+"""A short storm over workers whose tasks have flow control."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 
 from chaos.__main__ import OF_TIME, summary
 from chaos.storm import Storm
+from chaos.tasks import FLOW
 
 pytestmark = [
     pytest.mark.chaos,
@@ -22,7 +23,8 @@ def test_a_storm_with_flow_control_breaks_no_rule(tmp_path):
     report = Storm(tmp_path, seed=2, seconds=40, flow=True).run()
     assert not [each for each in report.violations if each.rule not in OF_TIME], summary(report)
     tasks = {event["task"] for event in report.history.of("published")}
-    assert {"rated", "fair", "settles", "later", "urgent"} <= tasks, "there was no flow control"
+    assert {*FLOW} <= tasks, "there was no flow control"
+    assert report.history.of("duplicate"), "no call was a duplicate"
 
 
 def test_a_rate_that_is_not_in_force_is_noticed(tmp_path):

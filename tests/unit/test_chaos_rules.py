@@ -30,7 +30,8 @@ COMPLAINT = "the library logs no failure of its own"
 
 RATE = "no period has more starts than the rate"
 GROUP = "at most the limit of a group hold its lock"
-NEWEST = "of calls that settle only older ones are replaced"
+NEWEST = "only older calls are replaced"
+DUPLICATE = "what a call was a duplicate of had not ended"
 
 MAIN = 1
 
@@ -711,3 +712,27 @@ def test_a_task_that_runs_later_by_itself_is_no_repetition():
     assert AGAIN in story.broken()
     story = Story().run("one", 0, 1, id="t").run("two", 2, 3, id="t", fence=5)
     assert AGAIN not in story.note(0.5, "later", run="one").broken()
+
+
+def unique_call(at, **facts):
+    story = Story().published(0, "t", task="once").run("one", 1, 2, id="t")
+    return story.note(2.3, "final", id="t", state="SUCCESS").note(at, "duplicate", id="t", **facts)
+
+
+def test_a_call_is_a_duplicate_only_of_one_that_has_not_ended():
+    assert unique_call(3, since=2.9).broken() == []
+    assert unique_call(9, since=8.9).broken() == [DUPLICATE]
+    assert unique_call(9, since=8.9).note(2.1, "kill", victim=MAIN).broken() == []
+    story = Story().published(0, "t", task="once").note(9, "duplicate", id="t", since=9)
+    assert story.broken() == [UNFINISHED]
+
+
+def test_a_duplicate_may_have_the_result_of_a_task_that_ended_before_it():
+    def followed(task, at):
+        story = Story().published(0, "t1", task=task).run("one", 1, 2, id="t1")
+        story.note(2.3, "final", id="t1", state="SUCCESS").published(0.5, "t2", task=task)
+        return story.note(at, "final", id="t2", state="SUCCESS")
+
+    assert followed("follows", 2.5).broken() == []
+    assert followed("follows", 1.5).broken() == [NEVER_RUN]
+    assert followed("once", 2.5).broken() == [NEVER_RUN]
