@@ -193,13 +193,16 @@ class Load:
         chain(*links).apply_async() if len(links) > 1 else links[0].apply_async()
 
     def _send_unique(self, link: Any) -> None:
+        """Send a call three times, of which two are duplicates, if Redis answers."""
         del link.options["task_id"]
-        since = time.monotonic()
-        result = link.apply_async()
-        if result.duplicate and link.task == "once":
-            self._fleet.journal.note("duplicate", id=result.id, since=since)
-        else:
-            self._note(link.set(task_id=result.id), None)
+        for call in (link.clone() for _ in range(3)):
+            since = time.monotonic()
+            result = call.apply_async()
+            if result.duplicate and call.task == "once":
+                self._fleet.journal.note("duplicate", id=result.id, since=since)
+            else:
+                self._note(call.set(task_id=result.id), None)
+            result.backend = None  # it would unsubscribe when it is collected, after the storm
 
     def _has_enough(self, key: str) -> bool:
         known = time.monotonic() - FORGOTTEN
