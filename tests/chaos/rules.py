@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
+from chaos.broker import VISIBILITY
 from chaos.history import DYING, Event, History, Run, Span, joined
 from chaos.tasks import GROUP_LIMIT, RATED
 
@@ -25,6 +26,9 @@ IDLE = 2.0
 TELLING = 3.0
 """Seconds until a worker's main loop acknowledges an ended task: some hundredths on an idle
 machine."""
+
+RESTORING = 10.0
+"""Seconds between two looks of kombu for messages to restore."""
 
 BLINK = 1.0
 """Longest pause in seconds between two reads of the locks without a gap in observation."""
@@ -284,7 +288,8 @@ def lost_on_the_way(history: History) -> set[str]:
     kombu's Redis transport pops a message (BRPOP), and notes it as unacknowledged in a later call.
     What is on its way in between is lost if the connection is cut, or the worker killed: no worker
     has seen it, so no lock was asked for. ``test_broker_gap.py`` shows it with a plain task. So is
-    what a worker that ends gives back, if another one is killed at that moment.
+    what a worker that ends gives back, if another one is killed at that moment; and what the broker
+    restores after the death of a worker that had not begun with it.
     RabbitMQ has no such excuse.
     """
     if any(event.get("broker") == "rabbitmq" for event in history.of("storm")):
@@ -292,7 +297,7 @@ def lost_on_the_way(history: History) -> set[str]:
     received = {(event["id"], event["attempt"]) for event in history.of("received")}
     arrived = {event["id"]: event["t"] for event in history.of("received")}
     back = {event["id"] for event in history.of("returned") if event["t"] > arrived[event["id"]]}
-    back |= _given_back_to_the_dead(history)
+    back |= _given_back_to_the_dead(history) | _restored_to_the_dead(history)
     attempt: dict[str, int] = defaultdict(int)
     for event in history.of("again"):
         attempt[event["id"]] = max(attempt[event["id"]], event["attempt"])
@@ -316,6 +321,23 @@ def _given_back_to_the_dead(history: History) -> set[str]:
         task_id
         for task_id, who in holder.items()
         if any(abs(at - ends[who]) <= DYING and victim != who[0] for at, victim in blows)
+    }
+
+
+def _restored_to_the_dead(history: History) -> set[str]:
+    """Return the messages of killed workers that were restored when another one was killed.
+
+    No process of the first worker had asked for their locks, so Redis has never had them.
+    """
+    last = {event["id"]: (event["pid"], event["t"]) for event in history.of("received")}
+    asked = {event["id"]: event["t"] for event in history.of("asks")}
+    killed = {event["victim"]: event["t"] for event in history.of("kill")}
+    blows = [event["t"] for event in history.of("cut", "kill")]
+    return {
+        task_id
+        for task_id, (main, at) in last.items()
+        if asked.get(task_id, -math.inf) < at < killed.get(main, -math.inf)
+        and any(at + VISIBILITY <= blow <= at + VISIBILITY + RESTORING for blow in blows)
     }
 
 

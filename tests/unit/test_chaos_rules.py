@@ -736,3 +736,16 @@ def test_a_duplicate_may_have_the_result_of_a_task_that_ended_before_it():
     assert followed("follows", 2.5).broken() == []
     assert followed("follows", 1.5).broken() == [NEVER_RUN]
     assert followed("once", 2.5).broken() == [NEVER_RUN]
+
+
+def test_what_is_restored_when_another_worker_dies_may_be_lost():
+    def story(*, asks=False, second=9.5):
+        story = Story().published(1, "t", late=True).note(1.5, "kill", victim=1)
+        if asks:
+            story.note(1.2, "asks", 10, id="t")
+        return story.note(second, "kill", victim=2)
+
+    assert story().broken() == []
+    assert story(asks=True).broken() == [UNFINISHED]
+    assert story(second=8.0).broken() == [UNFINISHED], "nothing is restored so early"
+    assert Story().published(1, "t", late=True).note(9.5, "kill", victim=2).broken() == [UNFINISHED]
