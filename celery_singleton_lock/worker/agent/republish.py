@@ -90,14 +90,17 @@ class Republisher:
         copy.
         """
         if self._dispatcher.requeues.holds(command.request):
-            self._send_back(command.request, lambda error: self._requeued(command, error))
+            self._send_back(
+                command.request,
+                lambda error: self._requeued(command, error),
+                is_wanted=self._dispatcher.requeues.holds,
+            )
 
     def publish_at_exit(self, request: LockedRequest) -> None:
         """Send a message to the broker at once: this worker ends, and Redis may not have it."""
 
         def told(error: Exception | None) -> None:
             if error is None:
-                self.requeued += 1
                 logger.info(
                     "%s was sent to the broker: this worker stopped before it heard that Redis has "
                     "stored the message. It is not lost.",
@@ -108,21 +111,33 @@ class Republisher:
 
         self._send_back(request, told)
 
-    def _send_back(self, request: LockedRequest, told: Callable[[Exception | None], None]) -> None:
+    def _send_back(
+        self,
+        request: LockedRequest,
+        told: Callable[[Exception | None], None],
+        *,
+        is_wanted: Callable[[LockedRequest], bool] = lambda _: True,
+    ) -> None:
+        """Publish a message in the thread of the outbox, unless it is not wanted any more then.
+
+        The connection may have been lost meanwhile: the broker delivers the message again.
+        """
         kept, route = pack(request.message), self._queues.queue_of(request)
         requeues, place = request.arrival.requeues + 1, request.first_place
         header = request.lock_header
         claim = claim_in(header) if request.is_only_copy else None
         first = header.attempt if _is_known(header.first_place, place) else ""
-        self._outbox.put(
-            lambda publisher: publisher.requeue(kept, route, requeues, place, claim, first=first),
-            told,
-        )
+
+        def send(publisher: Publisher) -> None:
+            if is_wanted(request):
+                publisher.requeue(kept, route, requeues, place, claim, first=first)
+                self.requeued += 1
+
+        self._outbox.put(send, told)
 
     def _requeued(self, command: Requeue, error: Exception | None) -> None:
         """Handle the result, in the thread of the outbox."""
         if error is None:
-            self.requeued += 1
             self._post(self._dispatcher.blocked.requeued, command.request)
         else:
             logger.warning("%s could not be requeued, trying again: %r", command.request, error)

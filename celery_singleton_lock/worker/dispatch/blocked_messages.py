@@ -172,9 +172,9 @@ class BlockedMessages:
         self._in_flight.parked(request)
 
     def requeued(self, request: LockedRequest) -> None:
-        """Acknowledge a message whose copy the broker has accepted."""
-        self._requeues.end(request)
-        request.acknowledge()
+        """Acknowledge a message whose copy the broker has accepted, if it is still held back."""
+        for each in self._requeues.end(request):
+            each.acknowledge()
 
     def refused(self, request: LockedRequest, reason: str, waits_for: str = "") -> None:
         """Fail or skip a task whose message cannot be parked."""

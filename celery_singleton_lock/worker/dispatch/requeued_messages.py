@@ -48,6 +48,7 @@ class RequeuedMessages:
         self._notifier = notifier
         self._prefetch = prefetch
         self._held_back: set[LockedRequest] = set()
+        self._copies: dict[tuple[str, int], set[LockedRequest]] = {}
 
     def __len__(self) -> int:
         """Return how many messages are held back."""
@@ -78,6 +79,7 @@ class RequeuedMessages:
         request.move(Stage.REQUEUING)
         task_ready(request)
         self._held_back.add(request)
+        self._copies.setdefault(_message_of(request), set()).add(request)
         self._prefetch(1)
         self._tell(request, waits_for, is_twin=is_twin)
         delay = held_for(request.options(self._rules), request.arrival.requeues)
@@ -99,18 +101,32 @@ class RequeuedMessages:
         """Return whether a message is still held back; after a lost connection it is not."""
         return request in self._held_back
 
-    def end(self, request: LockedRequest) -> None:
-        """Stop holding a message: the broker has its copy."""
-        if request in self._held_back:
-            self._held_back.remove(request)
-            request.move(Stage.ENDED)
+    def end(self, request: LockedRequest) -> list[LockedRequest]:
+        """Stop holding a message, and other copies of it: the broker has a copy.
+
+        Without this, each restored delivery would add a message that is requeued for ever.
+
+        Returns:
+            The messages to acknowledge.
+        """
+        copies = {request, *self._copies.pop(_message_of(request), ())} & self._held_back
+        for each in copies:
+            self._held_back.remove(each)
+            each.move(Stage.ENDED)
             self._prefetch(-1)
+        return list(copies)
 
     def abandon(self) -> None:
         """Stop holding all messages: the broker redelivers them."""
         for request in list(self._held_back):  # threads of a pool add to it meanwhile
             request.move(Stage.ENDED)
         self._held_back.clear()
+        self._copies.clear()
+
+
+def _message_of(request: LockedRequest) -> tuple[str, int]:
+    """Return what is the same for all copies of a message, and no other call of its task id."""
+    return request.lock_header.attempt, request.first_place
 
 
 def held_for(options: LockOptions, requeues: int) -> float:

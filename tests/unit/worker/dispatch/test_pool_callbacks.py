@@ -193,6 +193,29 @@ def test_a_requeued_task_that_has_waited_too_long_fails_in_a_slot(parts):
     assert request.stage is Stage.IN_POOL
 
 
+def test_copies_of_one_message_go_back_to_the_broker_as_one(parts):
+    """Each restored delivery added a message that was requeued for ever, a hundred in the end."""
+
+    def held_back(at):
+        request = parts.message("requeues", "a", request_id="x", **{REQUEUED: [2, at]})
+        parts.dispatcher(request)
+        request.on_accepted(4711, 0.0)
+        turn(request, Outcome.REQUEUE)
+        return request
+
+    at = parts.place.next_place()
+    first, *copies = [held_back(at) for _ in range(3)]
+    another_call = held_back(at + 1)
+    parts.dispatcher.blocked.requeued(first)
+    assert parts.acked == ["x"] * 3
+    assert [each.stage for each in copies] == [Stage.ENDED] * 2
+    for each in copies:  # these were on their way to the broker
+        parts.dispatcher.blocked.requeued(each)
+    assert parts.acked == ["x"] * 3
+    assert parts.dispatcher.requeues.holds(another_call)
+    assert sum(parts.prefetch) == 1
+
+
 def test_a_task_that_is_sent_to_the_pool_again_counts_as_not_accepted(parts):
     """Redis was away when it asked for its lock: a lost connection gives it back."""
     request = deliver(parts, "late")

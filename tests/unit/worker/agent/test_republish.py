@@ -1,0 +1,84 @@
+"""Messages that a worker sends back to the broker."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+
+from celery_singleton_lock.worker.agent import republish
+from celery_singleton_lock.worker.agent_commands import Requeue
+from support.waiting import eventually
+
+
+@pytest.fixture
+def sent():
+    return []
+
+
+@pytest.fixture
+def may_send():
+    return threading.Event()
+
+
+@pytest.fixture
+def held():
+    return set()
+
+
+@pytest.fixture
+def told():
+    return []
+
+
+@pytest.fixture
+def republisher(sent, may_send, held, told, monkeypatch):
+    def requeue(kept, *_, **__):
+        sent.append(kept)
+        assert may_send.wait(10)
+
+    monkeypatch.setattr(
+        "celery_singleton_lock.worker.agent.republish.pack", lambda message: message
+    )
+    dispatcher = Mock()
+    dispatcher.requeues.holds = held.__contains__
+    made = republish.Republisher(
+        publisher=SimpleNamespace(requeue=requeue, close=lambda: None),
+        queues=Mock(),
+        commands=Mock(),
+        dispatcher=dispatcher,
+        post=lambda _, request: told.append(request.message),
+        watchdog=Mock(),
+        registered=(),
+    )
+    yield made
+    may_send.set()
+    made.close(10)
+
+
+def message(body):
+    return Mock(
+        message=body,
+        is_only_copy=False,
+        first_place=7,
+        arrival=SimpleNamespace(requeues=1),
+        lock_header=SimpleNamespace(first_place=0, attempt=f"{body}/0/0"),
+    )
+
+
+def test_a_message_whose_connection_is_lost_while_it_waits_for_the_broker_is_not_sent(
+    republisher, sent, may_send, held, told
+):
+    """The broker delivers it again, so there were two of each, and then four."""
+    first, second = message("first"), message("second")
+    held |= {first, second}
+    for each in (first, second):
+        republisher.requeue(Requeue(each))
+    eventually(lambda: sent == ["first"], message="it is being sent")
+    held.clear()
+    may_send.set()
+    eventually(lambda: told == ["first", "second"], message="the dispatcher looks at both")
+    assert sent == ["first"]
+    assert republisher.requeued == 1
