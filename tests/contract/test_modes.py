@@ -6,10 +6,12 @@ import random
 
 import pytest
 
+from celery_singleton_lock.core.fair_group import Group
 from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.parked_message import MessageToPark
+from celery_singleton_lock.core.rate import packed
 from celery_singleton_lock.store.operator.base import Operator
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from celery_singleton_lock.store.redis.sync import RedisStore
@@ -36,11 +38,12 @@ class Line:
         self.now = seconds
         self.client.set("test:clock", 1_700_000_000_000_500 + round(seconds * 1000) * 1000)
 
-    def begin(self, who, *, at, limit=1, waits=True, name=NAME):
+    def begin(self, who, *, at, limit=1, waits=True, name=NAME, group=None):
         """Start a run; return the tasks that would have held the lock."""
         self.at(at)
         owner = Owner(new_token(), f"{who}/0/0", "settle", "w#1")
-        self.begun[who] = (at, owner, Claim(name, limit=limit), waits)
+        flow = packed((), group=group)
+        self.begun[who] = (at, owner, Claim(name, limit=limit, flow=flow), waits)
         blocked = self.store.record_observation(owner, self.begun[who][2], waits=waits)
         self.waits_for = blocked and blocked.waits_for
         return blocked and blocked.holder
@@ -133,6 +136,63 @@ def test_permits_are_as_many_as_the_limit(line):
     line.end("c", at=6)
     line.end("a", at=50)
     assert line.sums() == (3, 1, 3.0, 3.0)
+
+
+A, B = Group("a", 1), Group("b", 2)
+
+
+def test_a_run_would_have_waited_while_its_group_is_at_its_limit(line):
+    """The other groups would not have waited for it."""
+    assert line.begin("a1", at=0, limit=3, group=A) is None
+    assert line.begin("a2", at=1, limit=3, group=A) is not None
+    assert line.waits_for is WaitsFor.GROUP
+    for who in ("b1", "b2"):
+        assert line.begin(who, at=2, limit=3, group=B) is None
+    assert line.begin("b3", at=3, limit=3, group=B) is not None
+    assert line.waits_for is WaitsFor.HOLDER, "two of b and one of a hold it"
+    assert line.sums() == (5, 0, 0.0, 0.0), "not decided"
+    line.end("a1", at=5)
+    assert line.sums() == (5, 1, 4.0, 4.0), "a2 would have started, and then b3 waits for its group"
+    line.end("b1", at=8)
+    assert line.sums() == (5, 2, 9.0, 5.0)
+    for who in ("a2", "b2", "b3"):
+        line.end(who, at=9)
+    assert line.sums() == (5, 2, 9.0, 5.0)
+
+
+def test_a_group_would_wait_for_its_runs_that_would_have_waited(line):
+    """Three runs of 10 s that start at once; another group has the other permits."""
+    for who in ("a1", "a2", "a3"):
+        line.begin(who, at=0, limit=3, group=A)
+    for who in ("a1", "a2", "a3"):
+        line.end(who, at=10)
+    assert line.sums() == (3, 2, 30.0, 20.0)
+    assert line.begin("b1", at=12, limit=3, group=B) is None
+    assert line.begin("a4", at=12, limit=3, group=A) is not None
+    assert line.waits_for is WaitsFor.GROUP
+    assert line.sums() == (5, 3, 48.0, 20.0), "though b1 has not ended"
+    line.end("b1", at=13)
+    line.end("a4", at=13)
+    assert line.begin("a5", at=40, limit=3, group=A) is None
+
+
+def test_a_run_that_its_group_would_have_skipped_makes_no_other_wait(line):
+    line.begin("a1", at=0, limit=2, group=A)
+    assert line.begin("a2", at=1, limit=2, group=A, waits=False) is not None
+    assert line.waits_for is WaitsFor.GROUP
+    assert line.begin("b1", at=2, limit=2, group=B) is None
+    assert line.sums() == (3, 1, 0.0, 0.0)
+    line.end("a1", at=3)
+    assert line.begin("a3", at=3, limit=2, group=A) is None
+
+
+def test_a_run_that_would_be_skipped_waits_for_what_its_lock_waits_for(line):
+    """The lock is held, and the group has room."""
+    line.begin("a1", at=0, group=A)
+    assert line.begin("b1", at=1, group=B, waits=False) is not None
+    assert line.waits_for is WaitsFor.HOLDER
+    line.end("a1", at=2)
+    assert line.sums() == (2, 1, 0.0, 0.0)
 
 
 def test_a_task_that_would_be_skipped_makes_no_other_wait(line):

@@ -82,11 +82,28 @@ local function note_begin(entry)
   redis.call('PEXPIRE', begun, KEPT_MS)
 end
 
-local entries, free, in_use = {}, {}, 0
+-- A pool of permits: when each free one became free, and how many are in use. The lock has one, and each group with
+-- a limit has its own. Their turns are not simulated.
+local entries, permits, of_group, pools = {}, {free = {}, in_use = 0}, {}, {}
+local function add_pool(group, free)
+  of_group[group] = {free = free, in_use = 0, group = group}
+  pools[#pools + 1] = of_group[group]
+end
 local raw = redis.call('HGETALL', runs)
 for i = 1, #raw, 2 do
   local value = cjson.decode(raw[i + 1])
-  if raw[i] == 'free' then free = value else entries[#entries + 1] = value end
+  if raw[i] == 'free' then
+    permits.free = value
+  elseif raw[i] == 'groups' then
+    for _, pool in ipairs(value) do add_pool(pool.group, pool.free) end
+  else
+    entries[#entries + 1] = value
+  end
+end
+local function pools_of(entry)
+  if not entry.group then return {permits} end
+  if not of_group[entry.group] then add_pool(entry.group, {}) end
+  return {permits, of_group[entry.group]}
 end
 local function earlier(one, other) return one.start - (one.ahead or 0) < other.start - (other.ahead or 0) end
 local function later(one, other) return one > other end
@@ -123,29 +140,43 @@ local function blocked(entry, wait)
   add_up(by_lock, shown, nil, 1, wait, 0, held_back)
 end
 
--- Take the permit that becomes free first. Returns nil if a run that has not ended may free its permit
--- before that.
-local function take_permit(runs_on)
-  if #free + in_use < tonumber(limit_arg) then free[#free + 1] = 0 end
+-- When the first permit of a pool becomes free. Returns nil if a run that has not ended may free its permit before
+-- that.
+local function first_free(pool, most, runs_on)
+  local free = pool.free
+  if #free + pool.in_use < most then free[#free + 1] = 0 end
   if #free == 0 then return nil end
   table.sort(free, later)
   for _, entry in ipairs(runs_on) do
-    if entry.begins and not entry.took and free[#free] > entry.begins + now - entry.start then return nil end
+    local uses_it = not pool.group or entry.group == pool.group
+    if uses_it and entry.begins and not entry.took and free[#free] > entry.begins + now - entry.start then return nil end
   end
-  in_use = in_use + 1
-  return table.remove(free)
+  return free[#free]
+end
+
+-- A run that begins later, for its group or a rate, does not take a permit that an earlier one could use.
+local function take_permits(entry)
+  for _, pool in ipairs(pools_of(entry)) do
+    pool.in_use = pool.in_use + 1
+    table.sort(pool.free, later)
+    local last = 1
+    while pool.free[last] > entry.begins do last = last + 1 end
+    table.remove(pool.free, last)
+  end
 end
 
 local function give_back(entry)
-  in_use = in_use - 1
-  free[#free + 1] = entry.begins + entry.took
+  for _, pool in ipairs(pools_of(entry)) do
+    pool.in_use = pool.in_use - 1
+    pool.free[#pool.free + 1] = entry.begins + entry.took
+  end
 end
 
 local kept = {}
 for _, entry in ipairs(entries) do
   if entry.token == token and took_ms ~= '' then entry.took = tonumber(took_ms) end
   if not entry.took and entry.start < now - DEAD_MS then entry.took = DEAD_MS end
-  if entry.begins then in_use = in_use + 1 end
+  for _, pool in ipairs(entry.begins and pools_of(entry) or {}) do pool.in_use = pool.in_use + 1 end
 end
 for _, entry in ipairs(entries) do
   if entry.begins and entry.took then give_back(entry) else kept[#kept + 1] = entry end
@@ -155,6 +186,8 @@ local me
 if took_ms == '' then
   me = {token = token, task = task, attempt = attempt, worker = worker, start = now}
   me.ahead, me.costs = options.head_start and options.head_start / 1000, #rates_in_force > 0 and costs or nil
+  local group, group_limit = unpack(options.group or {})
+  if (group_limit or 0) > 0 then me.group, me.group_limit = group, group_limit end
   limit, declared = tonumber(limit_arg), tonumber(limit_arg)
   me.met = waits_for(redis.call('ZCOUNT', holders, '(' .. now, '+inf'))
   add_up(by_task, task, MOST_TASKS, 0, 0, 1)
@@ -172,46 +205,65 @@ local function who()
   return rec and cjson.decode(rec) or {}
 end
 
-local answer, left, undecided = '', {}, false
+local answer, left, undecided, full = '', {}, false, {}
 local never = me and costs_too_much(me) -- it would fail
 for _, entry in ipairs(kept) do
-  local permit = entry.begins
-  if not permit and not undecided then permit = take_permit(kept) end
-  local begins = permit and (entry.begins or allowed_from(entry, math.max(permit, entry.start)))
-  local late = permit and not entry.begins and begins > entry.start or not permit or entry.met or entry == me and never
+  local permit, group_permit
+  if not entry.begins and not undecided then
+    permit = first_free(permits, tonumber(limit_arg), kept)
+    undecided = not permit
+  end
+  if permit and entry.group and not full[entry.group] then
+    group_permit = first_free(pools_of(entry)[2], entry.group_limit, kept)
+    full[entry.group] = not group_permit
+  end
+  local has_permits = permit and (group_permit or not entry.group)
+  local begins = entry.begins or has_permits and allowed_from(entry, math.max(permit, group_permit or 0, entry.start))
+  local late = not entry.begins and (not begins or begins > entry.start or entry.met or entry == me and never)
   if entry == me and late then
-    local holder = who()
+    local holder, reason = who(), 'holder'
+    if never or has_permits and math.max(permit, group_permit or 0) <= entry.start then
+      reason = 'rate'
+    elseif permit and permit <= entry.start then
+      reason = 'group'
+    end
     answer = cjson.encode({
-      task = holder.task or '', attempt = holder.attempt or '', worker = holder.worker or '',
-      waits_for = entry.met or (never or permit and permit <= entry.start) and 'rate' or 'holder',
+      task = holder.task or '', attempt = holder.attempt or '', worker = holder.worker or '', waits_for = entry.met or reason,
     })
   end
   if entry.begins then
     left[#left + 1] = entry
   elseif late and (waits == '0' or never) and entry == me then
-    if permit then in_use = in_use - 1; free[#free + 1] = permit end
     blocked(entry, 0)
-  elseif permit then
+  elseif begins then
     if late then blocked(entry, math.max(0, begins - entry.start)) end
     entry.begins = begins
+    take_permits(entry)
     note_begin(entry)
     if entry.took then give_back(entry) else left[#left + 1] = entry end
   else
-    undecided = true
     left[#left + 1] = entry
   end
 end
 if #left > MOST_RUNS then
   local oldest = table.remove(left, 1)
-  if not oldest.begins then blocked(oldest, now - oldest.start) else in_use = in_use - 1 end
+  if not oldest.begins then blocked(oldest, now - oldest.start) end
 end
 
 redis.call('DEL', runs)
-local last = 0
-for _, at in ipairs(free) do last = math.max(last, at) end
+local last, groups = 0, {}
+for _, at in ipairs(permits.free) do last = math.max(last, at) end
+for _, pool in ipairs(pools) do -- a permit that is free by now is added again when it is wanted
+  local free = {}
+  for _, at in ipairs(pool.free) do
+    if at > now then free[#free + 1] = at end
+  end
+  if #free > 0 then groups[#groups + 1] = {group = pool.group, free = free} end
+end
 if #left > 0 or last > now then
   for _, entry in ipairs(left) do redis.call('HSET', runs, entry.token, cjson.encode(entry)) end
-  redis.call('HSET', runs, 'free', cjson.encode(free))
+  redis.call('HSET', runs, 'free', cjson.encode(permits.free))
+  if #groups > 0 then redis.call('HSET', runs, 'groups', cjson.encode(groups)) end
   redis.call('PEXPIRE', runs, math.min(math.max(last - now, DEAD_MS), KEPT_MS))
 end
 return answer
