@@ -15,6 +15,7 @@ from celery_singleton_lock.admin.multi_lock_views import (
 )
 from celery_singleton_lock.admin.silent_holders import all_with_silent_holders, with_silent_holders
 from celery_singleton_lock.core.lock_view import LockView
+from celery_singleton_lock.core.unique import FirstCall
 from celery_singleton_lock.message_text import natural
 from celery_singleton_lock.store.operations import PROBE
 from celery_singleton_lock.store.operator.base import PARTS, AdminStore, Glance, Waiting
@@ -172,11 +173,14 @@ class Detail:
             to end.
         elsewhere: owner token -> name of the other lock for which that holder waits while it holds
             this one.
+        calls: calls that count as sent, of calls that are alike (``lock_unique``); those with most
+            followers first.
     """
 
     view: LockView
     waiting: tuple[Waiting, ...]
     elsewhere: Mapping[str, str] = field(default_factory=dict)
+    calls: tuple[FirstCall, ...] = ()
 
 
 def show_lock(store: AdminStore, name: str, *, waiters: int = 20) -> Detail:
@@ -199,7 +203,46 @@ def show_lock(store: AdminStore, name: str, *, waiters: int = 20) -> Detail:
         *(with_running_pid(each, unknown) for each in others),
     ]
     view = replace(view, holders=tuple(holders))
-    return Detail(view, tuple(islice(waiting_in(store, name), waiters)), elsewhere.waits)
+    waiting = tuple(islice(waiting_in(store, name), waiters))
+    return Detail(view, waiting, elsewhere.waits, tuple(unique_calls(store, name)))
+
+
+def unique_calls(store: AdminStore, name: str) -> list[FirstCall]:
+    """Return the calls of a lock that count as sent, those with most followers first.
+
+    Of a Redis with many keys, the calls whose messages the broker has are left out, unless others
+    follow them.
+
+    Args:
+        store: the store of the locks.
+        name: the lock's name.
+
+    Raises:
+        BackendError: Redis did not answer, or refused the command.
+    """
+    keys = store.call_keys(name) if store.key_count() <= FEW_KEYS else ()
+    found = store.list_calls(name, islice(keys, MOST_CALLS))
+    return sorted(found, key=lambda call: (-call.followers, natural(call.key)))
+
+
+def call_of(store: AdminStore, name: str, task_id: str, key: str) -> FirstCall | None:
+    """Return a call that counts as sent; None if it does not count any more.
+
+    Args:
+        store: the store of the locks.
+        name: name of its lock.
+        task_id: id of its task.
+        key: what it shares with calls that are like it; empty if it is not unique.
+
+    Raises:
+        BackendError: Redis did not answer, or refused the command.
+    """
+    found = store.list_calls(name, [key]) if key else ()
+    return next((each for each in found if (each.key, each.task_id) == (key, task_id)), None)
+
+
+MOST_CALLS: Final = 1000
+"""Largest number of unique calls of a lock that are searched."""
 
 
 def is_known(view: LockView) -> bool:

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Final, Protocol
 
 from celery_singleton_lock.admin.backlog import stopped_queues
-from celery_singleton_lock.admin.lock_views import FEW_KEYS
+from celery_singleton_lock.admin.lock_views import FEW_KEYS, call_of
 from celery_singleton_lock.admin.multi_lock_views import (
     WAITS,
     kept_by,
@@ -23,6 +23,7 @@ from celery_singleton_lock.admin.why_sentences import (
     Takers,
     of_holder,
     of_priority,
+    of_uniqueness,
     of_waiter,
     without_worker,
     worker_name,
@@ -66,6 +67,7 @@ class Answer:
         others: the answers for further messages with the same id.
         waits_for: what it waits for, as in the events: ``holder``, ``rate``, ``pause``, ``redis``,
             ``queue`` or ``worker``; empty if it does not wait, or if that is not known.
+        unique: what calls share that are like it, if it counts as sent (``lock_unique``).
     """
 
     task_id: str
@@ -81,6 +83,7 @@ class Answer:
     others: tuple[Answer, ...] = ()
     waits_for: str = ""
     closed: str = ""
+    unique: str = ""
 
 
 class Witness(Protocol):
@@ -181,8 +184,14 @@ def why(
             "just begun, or whose worker is of an older version: --all searches them."
         )
         answer = replace(answer, sentence=answer.sentence + told)
-    others = tuple(replace(each, sentence=printable(each.sentence)) for each in answer.others)
-    return replace(answer, sentence=printable(answer.sentence), others=others)
+    others = tuple(_completed(store, each) for each in answer.others)
+    return replace(_completed(store, answer), others=others)
+
+
+def _completed(store: AdminStore, answer: Answer) -> Answer:
+    """Add what it means for other calls that a task counts as sent, and escape the sentence."""
+    unique = of_uniqueness(call_of(store, answer.lock, answer.task_id, answer.unique))
+    return replace(answer, sentence=printable(f"{answer.sentence}{unique}"))
 
 
 def why_at_lock(store: AdminStore, me: Waiting, rank: int) -> Answer:
@@ -196,8 +205,7 @@ def why_at_lock(store: AdminStore, me: Waiting, rank: int) -> Answer:
     Raises:
         BackendError: Redis did not answer, or refused the command.
     """
-    answer = _found(store, me.task_id, None, me.lock, me, rank)
-    return replace(answer, sentence=printable(answer.sentence))
+    return _completed(store, _found(store, me.task_id, None, me.lock, me, rank))
 
 
 def _answer(store: AdminStore, task_id: str, witness: Witness | None, locks: _Holders) -> Answer:
@@ -427,6 +435,7 @@ def _at_its_lock(  # noqa: PLR0917  # the facts of one sentence
         view.paused,
         waits_for=_reason(view, me, rank),
         closed=view.closed,
+        unique=me.unique,
     )
 
 
@@ -446,5 +455,12 @@ def _reason(view: LockView, me: Waiting, rank: int) -> str:
 def _holding(task_id: str, view: LockView, holder: Holder) -> Answer:
     state, sentence = of_holder(view, holder)
     return Answer(
-        task_id, state, sentence, view.name, holder.token, 0, 0.0, view.holders, view.paused
+        task_id,
+        state,
+        sentence,
+        view.name,
+        holder.token,
+        holders=view.holders,
+        paused=view.paused,
+        unique=holder.unique,
     )

@@ -8,7 +8,8 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from celery_singleton_lock.core.lock_view import HELD_AFTER, Holder, LockView, WaitsFor
-from celery_singleton_lock.message_text import nth, printable
+from celery_singleton_lock.core.unique import EntryState, FirstCall
+from celery_singleton_lock.message_text import nth, number_of, printable
 from celery_singleton_lock.store.operator.base import Waiting
 
 NAMED: Final = 3
@@ -172,6 +173,29 @@ def _out_of_queue_for_a_time(view: LockView, me: Waiting) -> str:
         return f"does not start, since Redis refuses {me.refused!r}, which it takes, too: {again}"
     times = "time" if me.returns == 1 else "times"
     return f"has started and returned unfinished {me.returns} {times}: {again}"
+
+
+def of_call(call: FirstCall) -> str:
+    """Return the state of a unique call that counts as sent, and how many follow it."""
+    if call.state == EntryState.PENDING.value:
+        told = "is being sent"
+    elif call.expires_in is not None:
+        told = f"is in the broker, and counts as sent for another {seconds(call.expires_in)}"
+    else:
+        told = f"is {call.state}, and came {seconds(call.age)} ago"
+    return f"{told}{_followers(call)}"
+
+
+def _followers(call: FirstCall) -> str:
+    if not call.followers:
+        return ""
+    wait = "waits" if call.followers == 1 else "wait"
+    return f"; {number_of(call.followers, 'duplicate')} {wait} for its result"
+
+
+def of_uniqueness(call: FirstCall | None) -> str:
+    """Return what it means for a task that it counts as sent, as a clause; empty if it does not."""
+    return "" if call is None else f"; calls like it are duplicates (lock_unique){_followers(call)}"
 
 
 def of_priority(me: Waiting, passed_by: int, is_all: bool) -> str:

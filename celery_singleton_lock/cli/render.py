@@ -13,7 +13,7 @@ from typing import Any, Final
 import click
 
 from celery_singleton_lock.admin.lock_views import Detail, Ranking
-from celery_singleton_lock.admin.why_sentences import named, seconds, short
+from celery_singleton_lock.admin.why_sentences import named, of_call, seconds, short
 from celery_singleton_lock.config.limits import NO_LIMIT
 from celery_singleton_lock.core.lock_view import (
     Holder,
@@ -22,6 +22,7 @@ from celery_singleton_lock.core.lock_view import (
     WaitingGroup,
     WaitsFor,
 )
+from celery_singleton_lock.core.unique import FirstCall
 from celery_singleton_lock.message_text import number_of, printable
 from celery_singleton_lock.store.operator.base import Glance, Waiting
 
@@ -205,6 +206,7 @@ def detail(found: Detail) -> list[str]:
         f"fence    {view.fencing_token}",
         f"waiting  {waiting}; {number_of(view.bodies, 'message')} stored",
         *_groups(view),
+        *_calls(found.calls),
     ]
     for holder in view.holders:
         state = "silent" if holder.silent else holder.state
@@ -237,6 +239,21 @@ def _group(group: WaitingGroup) -> str:
     name = group.name or "(tasks without a group)"
     full = ", at its limit" if group.is_at_limit else ""
     return f"group    {name}: {group.waiting:,} waiting, {group.held:,} held{full}"
+
+
+def _calls(calls: Sequence[FirstCall]) -> list[str]:
+    """Return a line for each of the first unique calls."""
+    lines = [f"unique   {call.key}: {_call(call)}" for call in calls[:_MOST_CALLS]]
+    left = len(calls) - len(lines)
+    return [*lines, f"unique   {number_of(left, 'more call')}"] if left else lines
+
+
+_MOST_CALLS: Final = 10
+"""Largest number of unique calls that are shown."""
+
+
+def _call(call: FirstCall) -> str:
+    return f"task {call.task_id} {of_call(call)}"
 
 
 def _state(view: LockView) -> str:

@@ -117,7 +117,7 @@ def show(target: Target, name: str, waiters: int, *, machine: bool) -> None:
     found = show_lock(target.store, name, waiters=waiters)
     if machine:
         render.as_json(found)
-    elif is_known(found.view) or found.waiting:
+    elif is_known(found.view) or found.waiting or found.calls:
         render.show(render.detail(found))
     else:
         msg = f"no lock {name!r} is known: it has no holder and no waiter. See list and list --idle"

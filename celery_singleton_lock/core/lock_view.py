@@ -78,6 +78,7 @@ class Holder(NamedTuple):
         silent: seconds since the last heartbeat or renewal of its worker; 0 if that was recent or
             was not examined, or if a client holds the lock.
         group: its group, if the lock is shared fairly (``lock_fair_by``).
+        unique: what calls share that are like it, if it counts as sent (``lock_unique``).
     """
 
     token: str
@@ -93,6 +94,7 @@ class Holder(NamedTuple):
     lease: float = 0.0
     silent: float = 0.0
     group: str = ""
+    unique: str = ""
 
     def __str__(self) -> str:
         """``settle[3f…] on worker-2``, or the client's host and pid; printable."""

@@ -20,6 +20,7 @@ part           type    content
 ``flow:log``   ZSET    token -> its start, microseconds; 9e15 while its grant is not claimed
 ``flow:groups``, ``flow:heads``, ``flow:full``, ``flow:idle``, ``flow:line:<group>`` and
                        ``flow:running:<group>``: see docs/flow-design.md; only with groups
+``unique:<key>:call`` string, JSON: the call that counts as sent, of calls that are alike; expires
 ``unique:<id>:followers`` ZSET, token of a duplicate that follows a task -> place; expires
 ``attempts``   ZSET    token -> digest of its attempt, of many holders: a cache; expires
 ``wake:<t>``   LIST    one element, for a waiting thread; expires
@@ -184,6 +185,10 @@ class Keyspace:
     def wake(self, name: str, token: str) -> str:
         """Return the wake list of a waiting client."""
         return f"{self.bucket(bucket_of(name))}:{key_name(name)}:wake:{token}"
+
+    def unique(self, name: str) -> tuple[str, str]:
+        """Return the parts of the name of a unique call's entry, before and behind its key."""
+        return f"{self.bucket(bucket_of(name))}:{key_name(name)}:unique:", ":call"
 
     def attempts(self, name: str) -> str:
         """Return the cache of the attempts of a lock's many holders; search.lua makes it."""

@@ -95,6 +95,27 @@ class SentCall(NamedTuple):
     expires_in: float | None
 
 
+class FirstCall(NamedTuple):
+    """The call that counts as sent, of calls that are alike, and what waits for it.
+
+    Args:
+        key: what the calls share; by default the name of their task.
+        task_id: id of its task.
+        state: ``pending``: it is being sent; ``sent``: the broker has it; else the state of its
+            record, as of a :class:`Holder`.
+        age: seconds since it arrived at a worker; 0 while it is pending or sent.
+        expires_in: seconds for which it counts; None: as long as it is parked or holds the lock.
+        followers: number of duplicates that wait for its result (``lock_on_duplicate``).
+    """
+
+    key: str
+    task_id: str
+    state: str
+    age: float = 0.0
+    expires_in: float | None = None
+    followers: int = 0
+
+
 class Announced(NamedTuple):
     """The answer to an announcement.
 

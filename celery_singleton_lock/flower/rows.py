@@ -20,6 +20,7 @@ from celery_singleton_lock.admin import (
     show_lock,
     why,
 )
+from celery_singleton_lock.admin.lock_views import call_of
 from celery_singleton_lock.admin.multi_lock_views import standing_of
 from celery_singleton_lock.admin.silent_holders import with_silent_holders
 from celery_singleton_lock.admin.why import why_at_lock
@@ -31,6 +32,7 @@ from celery_singleton_lock.flower.values import (
     HOLDERS,
     SHORT,
     audit_values,
+    call_values,
     glance_of,
     holder_values,
     id_of,
@@ -164,6 +166,7 @@ class LockRows:
                 for each in view.holders[:DETAILS]
             ],
             "queue": [waiter_values(each, rank) for rank, each in ranked(found.waiting)],
+            "calls": [call_values(call) for call in found.calls[:DETAILS]],
         }
 
     def _named(self, name: str, longest: int) -> dict[str, Any]:
@@ -230,6 +233,8 @@ class LockRows:
             return None
         held = holder_values(own[0], now)["state"] if own else ""
         answer = None if own else why(self._store, task_id, _WaitersOnly())
+        unique = own[0].unique if own else waiting.unique if waiting else ""
+        call = call_of(self._store, name, task_id, unique)
         return {
             **self._named(name, SHORT),
             **totals(view),
@@ -238,6 +243,7 @@ class LockRows:
             "waits_for": answer.waits_for if answer else "",
             "rank": 0 if own else rank,
             "waited": 0.0 if own or waiting is None else waiting.age,
+            "call": None if call is None else call_values(call),
             "holders": [holder_values(h, now) for h in own or view.holders[:HOLDERS]],
         }
 

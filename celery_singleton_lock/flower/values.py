@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from celery_singleton_lock.admin import Glance, Waiting
 from celery_singleton_lock.core.lock_view import Holder, LockView, WaitsFor
+from celery_singleton_lock.core.unique import FirstCall
 from celery_singleton_lock.message_text import printable
 
 HOLDERS: Final = 5
@@ -68,6 +69,18 @@ def waiter_values(waiter: Waiting, rank: int) -> dict[str, Any]:
         "head_start": waiter.head_start,
         "queue": visible(waiter.queue, SHORT),
         "group": visible(waiter.group.name, SHORT) if waiter.group else "",
+    }
+
+
+def call_values(call: FirstCall) -> dict[str, Any]:
+    """Return the values of a unique call that counts as sent."""
+    return {
+        "key": visible(call.key, SHORT),
+        "task_id": visible(call.task_id, SHORT),
+        "state": call.state,
+        "age": call.age,
+        "expires_in": call.expires_in,
+        "followers": call.followers,
     }
 
 

@@ -50,7 +50,14 @@ def holder_of(token: str, rec: Mapping[str, Any], expires_in: float = 0.0) -> Ho
         seconds(rec.get("since") or 0),
         seconds(rec.get("lease") or 0),
         group=rec.get("group", ""),
+        unique=unique_in(rec),
     )
+
+
+def unique_in(rec: Mapping[str, Any]) -> str:
+    """Return the key of the unique call that a record is; empty if it does not count as sent."""
+    unique = rec.get("unique")
+    return str(unique[0]) if unique else ""
 
 
 def state_of(rec: Mapping[str, Any]) -> str:

@@ -55,6 +55,7 @@ ADMIN_VERBS: Final = {
     "list_waiters": "view/list_waiters.lua",
     "locate_token": "view/locate_token.lua",
     "find_call": "view/find_call.lua",
+    "list_calls": "view/list_calls.lua",
     "force_release": "operator/force_release.lua",
     "drop_waiters": "operator/drop_waiters.lua",
     "adopt_messages": "operator/adopt_messages.lua",

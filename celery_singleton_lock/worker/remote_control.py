@@ -96,6 +96,8 @@ def _shown(request: LockedRequest) -> dict[str, Any]:
         "token": header.token,
         "task": header.task,
         "group": group_in(header.flow),
+        "unique": request.unique.key if request.unique else "",
+        "follows": request.unique.follows if request.unique else "",
         "id": request.id,
         "state": _state(request),
         "pid": request.worker_pid if request.stage in BEGUN else None,

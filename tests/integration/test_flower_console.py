@@ -16,6 +16,7 @@ from celery_singleton_lock.core.fair_group import Group
 from celery_singleton_lock.core.model import Claim, Ending, Owner
 from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.rate import Rate, packed, rates_of
+from celery_singleton_lock.core.unique import UniqueCall
 from celery_singleton_lock.demo.redis_server import RedisServer
 from celery_singleton_lock.store.operator.base import Operator
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
@@ -484,6 +485,26 @@ def test_the_groups_that_wait_are_listed_and_an_operators_rates_are_marked(view,
     ]
     assert "Rate: 5/h, set by an operator, 100/h, 10 used" in view.inner_text("body")
     assert f"group {hostile}" in view.get_by_role("region", name="Queue").inner_text()
+
+
+def test_the_unique_calls_of_a_lock_are_listed(view, store):
+    """Their keys come from arguments, so markup in them is text."""
+    owner = Owner(new_token(), "first/0/0", "shop.report", ALIVE, "host", 7)
+    unique = UniqueCall("account:1", MARKUP, until_start=False, most=600.0)
+    store.acquire(owner, Claim("account:1", 120.0, flow=packed((), unique=unique)))
+    follows = unique._replace(follows="first")
+    for number in range(2):
+        park(store, "account:1", f"waits-{number}", flow=packed((), unique=follows))
+    store.announce("account:1", "sent", "other")
+    open_page(view)
+    unfold(view, "account:1")
+    listed = view.get_by_role("region", name="Unique calls").locator("tbody tr")
+    rows = [row.inner_text().split("\t") for row in listed.all()]
+    assert [(key, task, state, waiting) for key, task, state, _, waiting in rows] == [
+        (MARKUP, "task[first]", "running", "2"),
+        ("sent", "task[other]", "pending", "0"),
+    ]
+    assert [counts.split()[0] for _, _, _, counts, _ in rows] == ["since", "for"]
 
 
 def test_names_with_markup_are_text_in_every_part_of_the_page(view, store):

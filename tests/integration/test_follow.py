@@ -98,6 +98,10 @@ def test_a_duplicate_has_the_result_of_the_first_task(app, client, worker, pool)
     if pool != "solo":  # its only slot is busy
         assert app.tasks["other"].delay("x").get(timeout=60) == "x"
         assert f"follows {first.id}" in sent(app, second).sentence
+        (told,) = app.control.inspect(timeout=20, limit=1)._request("locks").values()
+        assert [(each["id"], each["unique"], each["follows"]) for each in told["locks"]] == [
+            (first.id, "report", "")
+        ]
     go(client)
     assert second.get(timeout=60) == first.get(timeout=60) == {"from": "first"}
     assert ran(client) == ["first"]

@@ -86,6 +86,7 @@ KEYS = {
     "index": "csl:{bNN}:index",
     "attempts": "attempts",
     "wake": "wake:<token>",
+    "unique": "<lock>:unique:<key>:call",
     "vote": "vote",
     "gone": "gone:<token>",
     "quorum": "csl:fleet:quorum",

@@ -225,6 +225,11 @@
 
   // -- one lock ---------------------------------------------------------------------------------
 
+  // Since when a unique call has been with the workers, or for how long it counts as sent.
+  function counts(call) {
+    return call.expires_in === null ? "since " + duration(call.age) : "for another " + duration(call.expires_in);
+  }
+
   function details(lock) {
     var old = byId("more"), row = lock && shown.get(lock.id);
     if (old && old.dataset.of !== (row ? lock.id : "")) old.remove();
@@ -290,6 +295,10 @@
       var rest = lock.groups_waiting - lock.groups.length;
       if (rest > 0) node.appendChild(el("p", "csl-small", "and " + rest + " more groups"));
     }
+    table(node, "Unique calls", ["Alike by", "First task", "State", "Counts", "Duplicates that wait for it"],
+      lock.calls, function (call) {
+        return [name(call.key), shared.taskLink(call.task_id, ""), call.state, counts(call), String(call.followers)];
+      });
     queue(node, lock);
     var left = lock.waiting + lock.adrift - lock.queue.length;
     if (left > 0) node.appendChild(el("p", "csl-small", "and " + left + " more waiters"));

@@ -187,6 +187,9 @@
       add("Held for", duration(own.held_for) + ", lease " + duration(own.left) + " left");
       add("Waiters", String(lock.waiting));
     }
+    if (lock.call) {
+      add("Unique", "calls like it are duplicates; " + lock.call.followers + (lock.call.followers === 1 ? " waits" : " wait") + " for its result");
+    }
     return node;
   }
 

@@ -15,7 +15,7 @@ from celery_singleton_lock.core.fair_group import Group
 from celery_singleton_lock.core.lock_view import Holder, Observations
 from celery_singleton_lock.core.model import Reply
 from celery_singleton_lock.core.rate import Rate
-from celery_singleton_lock.core.unique import SentCall
+from celery_singleton_lock.core.unique import FirstCall, SentCall
 from celery_singleton_lock.events import LockAdmin
 from celery_singleton_lock.store.base import Store
 
@@ -141,6 +141,7 @@ class Waiting(NamedTuple):
         group: its group, if its task has one (``lock_fair_by``).
         refused: another lock of its task, which Redis refuses, so that it is delayed.
         follows: id of the task for whose result it waits (``lock_on_duplicate``), if any.
+        unique: what calls share that are like it, if it counts as sent (``lock_unique``).
     """
 
     lock: str
@@ -165,6 +166,7 @@ class Waiting(NamedTuple):
     group: Group | None = None
     refused: str = ""
     follows: str = ""
+    unique: str = ""
 
     @property
     def arrival(self) -> int:
@@ -285,6 +287,27 @@ class AdminStore(Store, Protocol):
         Args:
             name: name of the lock that they take.
             key: text that they share (see ``UniqueStore.announce``).
+        """
+        ...
+
+    def call_keys(self, name: str) -> Iterator[str]:
+        """Yield the keys of the unique calls of a lock. Reads all keys of Redis in short steps.
+
+        Args:
+            name: name of the lock.
+        """
+        ...
+
+    def list_calls(self, name: str, keys: Iterable[str] = ()) -> Sequence[FirstCall]:
+        """Return the calls of a lock that count as sent, of calls that are alike.
+
+        A call whose message the broker has is found only by its key, or if another one follows it.
+        Of the holders, of the queue, of adrift messages and of those out of the queue the first
+        hundred are read.
+
+        Args:
+            name: name of the lock.
+            keys: keys of further calls.
         """
         ...
 

@@ -15,7 +15,7 @@ from celery_singleton_lock.core.model import ALIVE, REMEMBERED, Reply
 from celery_singleton_lock.core.owner_token import base_of, new_token
 from celery_singleton_lock.core.rate import Rate, listed
 from celery_singleton_lock.core.redis_keys import BUCKETS
-from celery_singleton_lock.core.unique import EntryState, SentCall
+from celery_singleton_lock.core.unique import EntryState, FirstCall, SentCall
 from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.message_text import encodable
 from celery_singleton_lock.store import replies
@@ -43,6 +43,7 @@ from celery_singleton_lock.store.operator.replies import (
     LONGEST_WHY,
     audit_entry,
     audited,
+    first_calls,
     glances_of,
     waiting_of,
 )
@@ -55,6 +56,9 @@ from celery_singleton_lock.store.redis.sync import RedisStore, explained
 from celery_singleton_lock.store.requests import Batch, Command
 from celery_singleton_lock.store.script_arguments import limit_of, milliseconds_of
 from celery_singleton_lock.store.scripts import Argument, Call, load_admin_scripts
+
+CALLS_READ: Final = 100
+"""Holders, waiters and messages out of the queue whose unique calls are read."""
 
 AT_ONCE: Final = 500
 """Most workers that one command reads."""
@@ -220,6 +224,22 @@ class RedisAdminStore(RedisStore):
         state, task_id, left = found
         expires_in = None if int(left) < 0 else replies.seconds(left)
         return SentCall(EntryState(replies.text(state)), replies.text(task_id), expires_in)
+
+    def call_keys(self, name: str) -> Iterator[str]:
+        """Yield the keys of the unique calls of a lock; see :meth:`AdminStore.call_keys`."""
+        before, after = self.keyspace.unique(name)
+        for server in self._all_servers():
+            match = f"{escaped(before)}*{escaped(after)}"
+            with explained(self.reconnect):
+                found = list(server.scan_iter(match, SCANNED))
+            for key in found:
+                yield replies.text(key)[len(before) : -len(after)]
+
+    def list_calls(self, name: str, keys: Iterable[str] = ()) -> Sequence[FirstCall]:
+        """Return the calls that count as sent; see :meth:`AdminStore.list_calls`."""
+        ours: list[Argument] = [name, CALLS_READ, *keys]
+        call = Call(self.operations.scripts["list_calls"], tuple(self.keyspace.lock(name)), ours)
+        return first_calls(name, self._run(call))
 
     def locate_running(self, start: str, most: int = 100) -> Sequence[tuple[str, str, str]]:
         """Return tasks that workers have; see :meth:`AdminStore.locate_running`."""

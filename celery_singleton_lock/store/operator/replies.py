@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
 from celery_singleton_lock.core.fair_group import Group
+from celery_singleton_lock.core.unique import FirstCall
 from celery_singleton_lock.message_text import encodable
 from celery_singleton_lock.store import replies
 from celery_singleton_lock.store.operator.base import Glance, Operator, Waiting
@@ -115,6 +116,41 @@ def waiting_of(  # noqa: PLR0917  # in the order of a page
         group=_group_of(rec),
         refused=rec.get("refused", ""),
         follows=rec["follows"][1] if rec.get("follows") else "",
+        unique=replies.unique_in(rec),
+    )
+
+
+def first_calls(lock: str, raw: Sequence[Any]) -> list[FirstCall]:
+    """Return the answer of view/list_calls.lua."""
+    now, found = raw
+    return [
+        _first_call(lock, float(now), *found[i : i + _OF_A_CALL])
+        for i in range(0, len(found), _OF_A_CALL)
+    ]
+
+
+_OF_A_CALL: Final = 6
+"""Values of a call in the reply."""
+
+
+def _first_call(  # noqa: PLR0917  # in the order of view/list_calls.lua
+    lock: str,
+    now_ms: float,
+    key: Any,
+    state: Any,
+    task_id: Any,
+    left: Any,
+    followers: Any,
+    record: Any,
+) -> FirstCall:
+    here = waiting_of(lock, now_ms, "", record, 0) if record else None
+    return FirstCall(
+        replies.text(key),
+        replies.text(task_id),
+        here.state if here else replies.text(state),
+        age=here.age if here else 0.0,
+        expires_in=None if int(left) < 0 else replies.seconds(left),
+        followers=int(followers),
     )
 
 

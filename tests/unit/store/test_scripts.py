@@ -37,6 +37,7 @@ LOOKS = {
     "announce",
     "confirm_sent",
     "find_call",
+    "list_calls",
     "withdraw",
     "inspect",
     "worker_heartbeat",
