@@ -28,7 +28,7 @@ from celery_singleton_lock.admin.why_sentences import (
     without_worker,
     worker_name,
 )
-from celery_singleton_lock.core.lock_view import Holder, LockView, WaitsFor, reason_in
+from celery_singleton_lock.core.lock_view import SETTLING, Holder, LockView, WaitsFor, reason_in
 from celery_singleton_lock.message_text import printable
 from celery_singleton_lock.store.operator.base import AdminStore, Glance, Waiting
 
@@ -441,7 +441,7 @@ def _at_its_lock(  # noqa: PLR0917  # the facts of one sentence
 
 def _reason(view: LockView, me: Waiting, rank: int) -> str:
     """Return what a waiter waits for."""
-    if me.state == "settling":
+    if me.state == SETTLING:
         return WaitsFor.SETTLING.value
     if me.state == "following":
         return WaitsFor.FOLLOWING.value

@@ -7,7 +7,7 @@ from shlex import quote
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from celery_singleton_lock.core.lock_view import HELD_AFTER, Holder, LockView, WaitsFor
+from celery_singleton_lock.core.lock_view import HELD_AFTER, SETTLING, Holder, LockView, WaitsFor
 from celery_singleton_lock.core.unique import EntryState, FirstCall
 from celery_singleton_lock.message_text import nth, number_of, printable
 from celery_singleton_lock.store.operator.base import Waiting
@@ -163,10 +163,11 @@ def _out_of_queue_for_a_time(view: LockView, me: Waiting) -> str:
             f"for it, for {seconds(me.age)}: it ends with its result, or runs itself if there is "
             "none (lock_on_duplicate)"
         )
-    if me.state == "settling":
+    if me.state == SETTLING:
         return (
-            f"has settled for {seconds(me.age)}: it queues for {view.name!r} when no later call of "
-            "its task has come for lock_debounce, at the latest at lock_debounce_max"
+            f"has settled for {seconds(me.age)}: it queues for {view.name!r} in "
+            f"{seconds(me.settles_for)}, if no later call of its task comes and replaces it "
+            "(lock_debounce)"
         )
     again = "it is back in the queue within a minute, behind other waiters"
     if me.refused:

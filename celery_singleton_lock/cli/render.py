@@ -16,6 +16,7 @@ from celery_singleton_lock.admin.lock_views import Detail, Ranking
 from celery_singleton_lock.admin.why_sentences import named, of_call, seconds, short
 from celery_singleton_lock.config.limits import NO_LIMIT
 from celery_singleton_lock.core.lock_view import (
+    SETTLING,
     Holder,
     LockView,
     RateInForce,
@@ -175,6 +176,8 @@ def _who(lock: Glance) -> str:
         told.insert(0, "its rate may be reached")
     if lock.groups:
         told.append(f"{number_of(lock.groups, 'group')} waiting")
+    if lock.aside:
+        told.append(f"{lock.aside:,} out of the queue")
     if lock.closed_for:
         told.insert(0, f"CLOSED for {seconds(lock.closed_for)}")
     if lock.paused:
@@ -291,6 +294,7 @@ def _rate(rate: RateInForce) -> str:
 
 _FLOW_COLUMNS: Final[Mapping[str, Callable[[Waiting], str]]] = {
     "HEAD START": lambda each: f"{each.head_start:+.10g} s" if each.head_start else "",
+    "QUEUES IN": lambda each: seconds(each.settles_for) if each.state == SETTLING else "",
     "GROUP": lambda each: each.group.name if each.group else "",
 }
 """Columns for what only some tasks have."""

@@ -16,6 +16,10 @@ HELD_AFTER: Final = "held_after"
 """State of a holder whose task has succeeded and whose lock stays held (``lock_hold_for``)."""
 
 
+SETTLING: Final = "settling"
+"""State of a stored message that a later call may replace until it queues (``lock_debounce``)."""
+
+
 RUNS: Final = frozenset({"running", "preempted"})
 """States of a holder whose task runs."""
 

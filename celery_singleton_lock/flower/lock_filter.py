@@ -43,7 +43,7 @@ def trouble_of(lock: Glance) -> Trouble:
     Args:
         lock: the lock, with :attr:`Holder.silent` set for holders whose workers are silent.
     """
-    waits = bool(lock.waiting or lock.adrift)
+    waits = bool(lock.waiting or lock.adrift or lock.aside)
     if lock.paused:
         return _PAUSED[waits]
     for holder in lock.holders:
@@ -53,6 +53,8 @@ def trouble_of(lock: Glance) -> Trouble:
         return _UNSERVED
     if not waits:
         return _HELD
+    if lock.aside:
+        return _WAITING
     held_back = lock.rated or lock.grouped or lock.closed_for
     is_free = lock.held < max(1, lock.limit) and not held_back
     return _IDLE if is_free and lock.oldest > SOON else _WAITING
@@ -68,7 +70,7 @@ _HELD: Final = Trouble(0, "held")
 
 def sentence_of(lock: Glance) -> str:
     """Return in a sentence what a lock waits for, and what to do; empty if nothing waits."""
-    waiters = lock.waiting + lock.adrift
+    waiters = lock.waiting + lock.adrift + lock.aside
     match trouble_of(lock).kind:
         case "paused":
             ends = f" for another {seconds(lock.paused_for)}" if lock.paused_for else ""
@@ -87,7 +89,7 @@ def sentence_of(lock: Glance) -> str:
                 "Redis may grant nothing yet, or no live worker grants it. See locks doctor."
             )
         case "waiting":
-            return _of_waiting(lock)
+            return _of_aside(lock) if lock.aside else _of_waiting(lock)
         case _:
             return ""
 
@@ -96,6 +98,13 @@ def _of_dead(holder: Holder) -> str:
     return (
         f"{short(holder)} has shown no sign of life for {seconds(holder.silent)}. If it is dead, "
         f"its permit is free in {seconds(holder.expires_in)} at the latest."
+    )
+
+
+def _of_aside(lock: Glance) -> str:
+    return (
+        f"{number_of(lock.aside, 'task')} out of the queue: settling (lock_debounce), "
+        "following another task (lock_on_duplicate), delayed, or leaving."
     )
 
 
@@ -129,7 +138,7 @@ def states_of(lock: Glance) -> list[str]:
         found.append("unserved")
     if lock.paused:
         found.append("paused")
-    if lock.waiting or lock.adrift:
+    if lock.waiting or lock.adrift or lock.aside:
         found.append("waiting")
     if lock.held:
         found.append("held")

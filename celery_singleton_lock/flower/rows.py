@@ -132,6 +132,7 @@ class LockRows:
             "held": lock.held,
             "waiting": lock.waiting,
             "adrift": lock.adrift,
+            "aside": lock.aside,
             "groups": lock.groups,
             "oldest": lock.oldest,
             "held_for": max((holder["held_for"] for holder in holders), default=0.0),

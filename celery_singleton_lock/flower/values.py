@@ -67,6 +67,7 @@ def waiter_values(waiter: Waiting, rank: int) -> dict[str, Any]:
         "state": waiter.state,
         "age": waiter.age,
         "head_start": waiter.head_start,
+        "settles_for": waiter.settles_for,
         "queue": visible(waiter.queue, SHORT),
         "group": visible(waiter.group.name, SHORT) if waiter.group else "",
     }

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from celery_singleton_lock.core.lock_view import (
+    SETTLING,
     Holder,
     LockView,
     Observed,
@@ -67,7 +68,7 @@ def state_of(rec: Mapping[str, Any]) -> str:
     if rec.get("delayed"):
         if rec.get("follows"):
             return "following"
-        return "settling" if rec.get("settles") else "delayed"
+        return SETTLING if rec.get("settles") else "delayed"
     return str(rec.get("state", ""))
 
 

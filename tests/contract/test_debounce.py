@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from celery_singleton_lock.admin import show_lock, why
+from celery_singleton_lock.cli import render
 from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.rate import packed
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.core.settle import Settle
+from celery_singleton_lock.flower.rows import LockRows
 from celery_singleton_lock.store.operator.base import Operator
 from celery_singleton_lock.store.operator.redis import ClusterAdminStore, RedisAdminStore
 from support.passing_time import let_pass
@@ -91,6 +96,34 @@ def test_a_call_waits_for_its_quiet_period_although_the_lock_is_free(store):
     let_pass(store, 60)
     assert sweep(store) is None
     assert_delivered(store, ("granted", "a", "", False))
+
+
+@on_all_stores
+def test_views_say_when_a_settling_call_queues_at_the_earliest(store):
+    park(store, "a", head_start=40)
+    let_pass(store, QUIET - 60)
+    (listed,) = show_lock(store, "k").waiting
+    for each in (listed, store.locate_token("k", "a.0").waiting):
+        assert each.state == "settling"
+        assert 40 < each.settles_for <= 60
+    assert re.search(r"it queues for 'k' in (4\d|5\d|60) s, if no later", why(store, "a").sentence)
+    (row,) = [line for line in render.detail(show_lock(store, "k")) if line.startswith("  ")]
+    assert re.search(r"settling .* (4\d|5\d|60) s$", row)
+    let_pass(store, 60)
+    sweep(store)
+    assert store.locate_token("k", "a.0").waiting.settles_for == 0
+
+
+@on_all_stores
+def test_lists_show_a_lock_whose_only_call_settles(store):
+    park(store, "a")
+    (lock,) = store.summarise_locks()
+    assert (lock.waiting, lock.aside) == (0, 1)
+    (row,) = render.lock_rows([lock])
+    assert row[-1] == "1 out of the queue"
+    (row,) = LockRows(store).page(state="waiting")["locks"]
+    assert row["aside"] == 1
+    assert LockRows(store).page()["states"]["waiting"] == 1
 
 
 @on_all_stores

@@ -16,6 +16,7 @@ from celery_singleton_lock.core.fair_group import Group
 from celery_singleton_lock.core.model import Claim, Ending, Owner
 from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.rate import Rate, packed, rates_of
+from celery_singleton_lock.core.settle import Settle
 from celery_singleton_lock.core.unique import UniqueCall
 from celery_singleton_lock.demo.redis_server import RedisServer
 from celery_singleton_lock.store.operator.base import Operator
@@ -485,6 +486,17 @@ def test_the_groups_that_wait_are_listed_and_an_operators_rates_are_marked(view,
     ]
     assert "Rate: 5/h, set by an operator, 100/h, 10 used" in view.inner_text("body")
     assert f"group {hostile}" in view.get_by_role("region", name="Queue").inner_text()
+
+
+def test_a_settling_call_is_shown_with_the_time_at_which_it_starts_at_the_earliest(view, store):
+    park(store, "index:1", "call-1", flow=packed((), settle=Settle(600.0)))
+    open_page(view)
+    view.locator("tbody tr", has_text="1 out of the queue").wait_for()
+    assert "settling (lock_debounce)" in view.inner_text("body")
+    unfold(view, "index:1")
+    waiter = view.get_by_role("region", name="Queue").locator("tbody tr").inner_text()
+    assert "settling" in waiter
+    assert re.search(r"queues in (9 min \d+ s|10 min 0 s) at the earliest", waiter)
 
 
 def test_the_unique_calls_of_a_lock_are_listed(view, store):

@@ -215,6 +215,7 @@
     swap(cells[2], badge(lock));
     swap(cells[3], shared.holdersNode(lock));
     var text = lock.adrift ? lock.adrift + " without a worker" : String(lock.waiting);
+    if (lock.aside) text = lock.aside + " out of the queue";
     if (lock.adrift && lock.waiting) text = lock.waiting + " + " + text;
     setText(cells[4], text);
     [lock.held_for, lock.oldest].forEach(function (value, i) {
@@ -343,6 +344,7 @@
         age += waiter.head_start > 0 ? ", head start " : ", lets pass for ";
         age += duration(Math.abs(waiter.head_start));
       }
+      if (waiter.state === "settling") age += ", queues in " + duration(waiter.settles_for) + " at the earliest";
       if (waiter.group) age += ", group " + waiter.group;
       return [rank, what, waiter.state, age, name(waiter.queue), cell];
     });

@@ -108,6 +108,14 @@ class Glance(NamedTuple):
     groups: int = 0
 
     @property
+    def aside(self) -> int:
+        """How many stored messages are out of the queue, if nobody waits in it.
+
+        They settle, follow another task, start again later, or are to be ended.
+        """
+        return 0 if self.waiting or self.adrift else max(0, self.bodies - self.held)
+
+    @property
     def is_idle(self) -> bool:
         """Whether it has no holder, no waiter and no message, and is not paused or closed."""
         used = self.held or self.waiting or self.adrift or self.bodies
@@ -142,6 +150,8 @@ class Waiting(NamedTuple):
         refused: another lock of its task, which Redis refuses, so that it is delayed.
         follows: id of the task for whose result it waits (``lock_on_duplicate``), if any.
         unique: what calls share that are like it, if it counts as sent (``lock_unique``).
+        settles_for: seconds after which it queues, unless a later call replaces it
+            (``lock_debounce``); 0 if it does not settle.
     """
 
     lock: str
@@ -167,6 +177,7 @@ class Waiting(NamedTuple):
     refused: str = ""
     follows: str = ""
     unique: str = ""
+    settles_for: float = 0.0
 
     @property
     def arrival(self) -> int:

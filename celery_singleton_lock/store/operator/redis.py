@@ -204,16 +204,20 @@ class RedisAdminStore(RedisStore):
         now, end, found = self._run(call)
         now_ms = float(now)
         waiting = tuple(
-            waiting_of(name, now_ms, found[i], found[i + 1], int(found[i + 2]))
-            for i in range(0, len(found), 3)
+            waiting_of(name, now_ms, token, record, int(size), until=float(until))
+            for token, record, size, until in zip(*[iter(found)] * 4, strict=True)
         )
         return Page(waiting, replies.text(end))
 
     def locate_token(self, name: str, token: str) -> Standing:
         """Return whether a token holds or waits; see :meth:`AdminStore.locate_token`."""
         call = self._lock_call("locate_token", name, token=token)
-        now, record, rank, left, size, ended = self._run(call)
-        found = waiting_of(name, float(now), token, record, int(size)) if record else None
+        now, record, rank, left, size, ended, until = self._run(call)
+        found = (
+            waiting_of(name, float(now), token, record, int(size), until=float(until))
+            if record
+            else None
+        )
         return Standing(found, int(rank), replies.seconds(left), bool(int(ended)))
 
     def find_call(self, name: str, key: str) -> SentCall | None:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from celery_singleton_lock.core.fair_group import Group
+from celery_singleton_lock.core.lock_view import SETTLING
 from celery_singleton_lock.core.unique import FirstCall
 from celery_singleton_lock.message_text import encodable
 from celery_singleton_lock.store import replies
@@ -87,16 +88,33 @@ def _glance(  # noqa: PLR0917  # in the order of view/summarise_locks.lua
 
 
 def waiting_of(  # noqa: PLR0917  # in the order of a page
-    lock: str, now_ms: float, token: Any, record: Any, size: int, message: bytes = b""
+    lock: str,
+    now_ms: float,
+    token: Any,
+    record: Any,
+    size: int,
+    message: bytes = b"",
+    until: float = 0.0,
 ) -> Waiting:
-    """Return a waiter, given its record; without ``now_ms`` its ages are 0."""
+    """Return a waiter, given its record; without ``now_ms`` its ages are 0.
+
+    Args:
+        lock: name of the lock.
+        now_ms: time of the server.
+        token: its owner token.
+        record: its record.
+        size: bytes of its message.
+        message: its message, if it was read.
+        until: until when it may stay as it is, milliseconds; 0: no limit.
+    """
     rec = json.loads(record)
     place, arrived = int(rec.get("place") or 0), int(rec.get("arrived") or 0)
     since = float(rec.get("since") or 0)
+    state = replies.state_of(rec)
     return Waiting(
         lock=lock,
         token=replies.text(token),
-        state=replies.state_of(rec),
+        state=state,
         task=rec.get("task", ""),
         attempt=rec.get("attempt", ""),
         age=max(0.0, now_ms / 1000 - (arrived or place) / 1_000_000) if now_ms else 0.0,
@@ -117,6 +135,7 @@ def waiting_of(  # noqa: PLR0917  # in the order of a page
         refused=rec.get("refused", ""),
         follows=rec["follows"][1] if rec.get("follows") else "",
         unique=replies.unique_in(rec),
+        settles_for=max(0.0, (until - now_ms) / 1000) if state == SETTLING else 0.0,
     )
 
 

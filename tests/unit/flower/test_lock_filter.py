@@ -26,7 +26,8 @@ STUCK = SILENT._replace(name="stuck", waiting=1, oldest=50.0)
 PAUSED = Glance("paused", paused=True, limit=1)
 PAUSED_QUEUE = PAUSED._replace(name="paused-queue", waiting=1, oldest=3.0)
 UNSERVED = Glance("unserved", adrift=2, bodies=2, limit=1)
-ALL = [FREE, HELD, BLOCKED, SILENT, STUCK, PAUSED, PAUSED_QUEUE, UNSERVED]
+SETTLING = Glance("settling", bodies=2)
+ALL = [FREE, HELD, BLOCKED, SILENT, STUCK, PAUSED, PAUSED_QUEUE, UNSERVED, SETTLING]
 
 
 @pytest.mark.parametrize(
@@ -42,6 +43,10 @@ ALL = [FREE, HELD, BLOCKED, SILENT, STUCK, PAUSED, PAUSED_QUEUE, UNSERVED]
         (FREE, 3, "idle", "A permit is free, and the first task has waited 9.0 s"),
         (FREE._replace(rated=True), 1, "waiting", "The rate of the lock says when the next task"),
         (FREE._replace(grouped=True), 1, "waiting", "The groups that wait may be at their"),
+        (SETTLING, 1, "waiting", "2 tasks out of the queue: settling (lock_debounce)"),
+        (SETTLING._replace(paused=True), 3, "paused", "2 tasks wait until it is resumed."),
+        (HELD._replace(bodies=1), 0, "held", ""),
+        (HELD._replace(bodies=2), 1, "waiting", "1 task out of the queue"),
         (PAUSED_QUEUE._replace(paused_for=90.0), 3, "paused", "has paused it for another 90 s"),
         (FREE._replace(oldest=1.0), 1, "waiting", "The next task starts at once."),
     ],
@@ -68,7 +73,7 @@ def test_further_holders_and_a_hold_after_success_are_told():
         ("dead", {"silent", "stuck"}),
         ("unserved", {"unserved"}),
         ("paused", {"paused", "paused-queue"}),
-        ("waiting", {"free", "blocked", "stuck", "paused-queue", "unserved"}),
+        ("waiting", {"free", "blocked", "stuck", "paused-queue", "unserved", "settling"}),
         ("held", {"held", "blocked", "silent", "stuck"}),
     ],
 )

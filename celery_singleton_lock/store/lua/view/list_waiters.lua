@@ -3,7 +3,7 @@
 -- ARGV: name part after most
 --   part = queue, adrift (ordered by route, then by place) or overdue (in no order); after = the end that
 --   the last page returned, empty for the first page
--- REPLY: now_ms, end of this page (empty: the last one), list of token, record, bytes of its message
+-- REPLY: now_ms, end of this page (empty: the last one), list of token, record, bytes of its message, until when (ms) it may stay as it is (0: no limit)
 lock = name
 local tokens, till = {}, ''
 local count = tonumber(most)
@@ -36,5 +36,6 @@ for _, token in ipairs(tokens) do
   found[#found + 1] = token
   found[#found + 1] = redis.call('HGET', record, token) or '{}'
   found[#found + 1] = redis.call('HSTRLEN', bodies, base_of(token))
+  found[#found + 1] = redis.call('ZSCORE', deadlines, token) or '0'
 end
 return {digits(now), till, found}
