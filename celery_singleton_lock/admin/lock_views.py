@@ -255,12 +255,20 @@ def is_known(view: LockView) -> bool:
     return bool(used or view.paused or view.limit_set or view.rates or view.closed)
 
 
-def waiting_in(store: AdminStore, name: str, most: int = 100) -> Iterator[Waiting]:
-    """Yield all waiters of a lock: the queue, adrift messages, messages that a worker has to end.
+def waiting_in(
+    store: AdminStore, name: str, most: int = 100, parts: Sequence[str] = PARTS
+) -> Iterator[Waiting]:
+    """Yield all waiters of a lock: the queue, adrift messages, messages that are out of the queue.
 
     Reads page by page. A waiter that changes its state meanwhile may be missing or appear twice.
+
+    Args:
+        store: the store of the locks.
+        name: the lock's name.
+        most: size of a page.
+        parts: the collections that are read.
     """
-    for part in PARTS:
+    for part in parts:
         after = ""
         while True:
             page = store.list_waiters(name, part, after, most)

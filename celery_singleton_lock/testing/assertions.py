@@ -8,9 +8,12 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from celery import states
 
+from celery_singleton_lock.admin.lock_views import waiting_in
 from celery_singleton_lock.core.clock import SystemClock
-from celery_singleton_lock.core.lock_view import Holder, LockView, WaitsFor
+from celery_singleton_lock.core.lock_view import SETTLING, Holder, LockView, WaitsFor
 from celery_singleton_lock.core.owner_token import base_of
+from celery_singleton_lock.store.factory import admin_of
+from celery_singleton_lock.store.operator.base import Waiting
 from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.testing.event_log import EventLog, Run, id_of, state_of
 from celery_singleton_lock.worker.extension import Extension
@@ -46,19 +49,35 @@ class LockAssertions:
         return tuple(each for each in self._view(name).waiters if each.state == "waiting")
 
     def parked(self, name: str) -> tuple[Holder, ...]:
-        """Return the tasks that are parked for a lock, in order."""
-        return tuple(each for each in self._view(name).waiters if each.state != "waiting")
+        """Return the tasks that are parked for a lock, in order.
+
+        Those that are out of its queue are the last ones: ``settling``, ``following``, ``delayed``.
+        """
+        queued = tuple(each for each in self._view(name).waiters if each.state != "waiting")
+        return (*queued, *(_holder(each) for each in self._aside(name)))
+
+    def _aside(self, name: str) -> list[Waiting]:
+        """Return the tasks that are out of the queue of a lock for a time."""
+        store = admin_of(self.store)
+        found = waiting_in(store, name, parts=("overdue",))
+        return [each for each in found if each.state in _ASIDE]
 
     def next_start(self, name: str) -> float:
         """Return the seconds until the rate of a lock, or its pause, allows the next start.
+
+        If no task is in its queue: until the first settling one queues.
 
         Args:
             name: the lock's name.
 
         Returns:
-            Seconds, for ``lock_time.advance``; 0 if no rate and no pause delays the next task.
+            Seconds, for ``lock_time.advance``; 0 if no rate, no pause and no quiet period delays
+            the next task.
         """
         view = self._view(name)
+        settling = [each.settles_for for each in self._aside(name) if each.state == SETTLING]
+        if settling and not view.waiters:
+            return min(settling)
         by_time = view.waits_for in {WaitsFor.RATE, WaitsFor.PAUSE}
         return view.next_look if by_time else 0.0
 
@@ -81,7 +100,8 @@ class LockAssertions:
             lock: the lock's name; with or without ``result``.
             count: number of tasks parked for ``lock``; None: one or more.
             waits_for: what the next task of the lock waits for: ``"holder"``, ``"rate"``,
-                ``"pause"``, ``"group"``, ``"worker"`` or ``"redis"``; None: for anything.
+                ``"pause"``, ``"group"``, ``"worker"`` or ``"redis"``; ``"settling"``: a later call
+                may replace the task; ``"following"``: it follows another one; None: for anything.
             timeout: real seconds to wait until it is true.
 
         Returns:
@@ -119,15 +139,18 @@ class LockAssertions:
         if result is None:
             found = self.parked(str(lock))
             right = bool(found) if count is None else len(found) == count
-            return found if right and self._waits_for(str(lock), reason) else None
+            return found if right and self._waits_for(str(lock), found, reason) else None
         for name, token in self.store.locate_tasks([id_of(result)]):
             for each in self.parked(name):
                 if base_of(each.token) == base_of(token) and lock in {None, name}:
-                    return (each,) if self._waits_for(name, reason) else None
+                    return (each,) if self._waits_for(name, (each,), reason) else None
         return None
 
-    def _waits_for(self, name: str, reason: WaitsFor | None) -> bool:
-        return reason in {None, self._view(name).waits_for}
+    def _waits_for(self, name: str, found: tuple[Holder, ...], reason: WaitsFor | None) -> bool:
+        if reason is None or not found:
+            return reason is None
+        state = found[0].state
+        return reason.value == state if state in _ASIDE else reason is self._view(name).waits_for
 
     def assert_skipped(self, result: Any, *, timeout: float = PATIENCE) -> None:
         """Assert that a task was skipped: it did not get its lock, did not run, ended as REVOKED.
@@ -227,7 +250,7 @@ class LockAssertions:
 
     def _is_free(self, name: str) -> bool:
         view = self._view(name)
-        return not view.holders and not view.waiters
+        return not view.holders and not view.waiters and not self._aside(name)
 
     # -- messages ---------------------------------------------------------------------------------
 
@@ -247,11 +270,20 @@ class LockAssertions:
         """Return the holders and waiters of a lock as a sentence."""
         view = self._view(name)
         held = ", ".join(f"{each} (for {each.expires_in:.1f} s more)" for each in view.holders)
-        waits = ", ".join(f"{each} ({each.state})" for each in view.waiters)
+        waiters = (*view.waiters, *map(_holder, self._aside(name)))
+        waits = ", ".join(f"{each} ({each.state})" for each in waiters)
         reason = f", for the {view.waits_for.value}" if waits and view.waits_for else ""
         return (
             f"The lock {name!r}: held by {held or 'nobody'}; waiting: {waits or 'nobody'}{reason}."
         )
+
+
+_ASIDE: Final = frozenset({SETTLING, "following", "delayed"})
+"""States of parked tasks that are out of the queue for a time."""
+
+
+def _holder(waiting: Waiting) -> Holder:
+    return Holder(waiting.token, waiting.task, waiting.task_id, state=waiting.state)
 
 
 def _await(look: Callable[[], T | None], timeout: float) -> T | None:

@@ -68,6 +68,7 @@ def shop():
         full=task("full", settle, lock_max_waiting=0, lock_on_full="skip"),
         requeued=task("requeued", settle, lock_on_conflict="requeue", lock_requeue_delay=60),
         once_more=task("once_more", once_more),
+        settles=task("settles", settle, lock_debounce=60),
         relaxed=task("relaxed", long, lock_mode="off"),
         plain=app.task(name="plain", shared=False)(unlocked),
     )
@@ -111,6 +112,44 @@ def test_parked_tasks_run_in_their_order(shop, worker, locks):
         locks.assert_ran_alone(result, lock=NAME)
     locks.assert_ran_alone(lock=NAME)
     assert shop.noted == [0, 1, 2, 3, 4]
+
+
+def test_a_settling_task_is_parked_until_its_quiet_period_ends(shop, worker, locks):
+    """A test could not wait for it, and a lock with such a task was free."""
+    with locks.time.frozen() as frozen:
+        first, newest = shop.settles.delay(42, 1), shop.settles.delay(42, 2)
+        (parked,) = locks.assert_parked(newest, waits_for="settling")
+        assert (parked.state, parked.task_id) == ("settling", newest.id)
+        locks.assert_skipped(first)
+        assert locks.assert_parked(lock=NAME, count=1, waits_for="settling") == (parked,)
+        with pytest.raises(
+            AssertionError, match=r"is not free.*waiting: settles.*settling"
+        ):
+            locks.assert_free(NAME, timeout=0.1)
+        with pytest.raises(AssertionError, match="does not wait for 'rate'"):
+            locks.assert_parked(newest, waits_for="rate", timeout=0.1)
+        assert 59 < locks.next_start(NAME) <= 60
+        frozen.advance(locks.next_start(NAME) - 1)
+        locks.assert_parked(newest)
+        frozen.advance(locks.next_start(NAME))
+        locks.assert_ran_alone(newest, lock=NAME)
+    assert shop.noted == [2]
+    assert locks.next_start(NAME) == 0
+
+
+def test_a_settling_task_does_not_wait_for_what_the_queue_waits_for(shop, worker, locks):
+    with locks.hold(NAME):
+        settles, queued = shop.settles.delay(42), shop.settle.delay(42)
+        locks.assert_parked(queued, waits_for="holder")
+        locks.assert_parked(settles, waits_for="settling")
+        assert [each.task_id for each in locks.assert_parked(lock=NAME, count=2)] == [
+            queued.id,
+            settles.id,
+        ]
+        assert locks.next_start(NAME) == 0
+    locks.assert_ran_alone(queued)
+    locks.time.advance(60)
+    locks.assert_ran_alone(settles)
 
 
 def test_a_retry_is_a_run_of_its_own(shop, worker, locks):
