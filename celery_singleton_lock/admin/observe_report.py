@@ -25,6 +25,9 @@ def report_lines(report: Observations, *, most: int = 20) -> list[str]:
     paused = sum(task.paused for task in report.tasks)
     by_pause = f", {paused} of them by an operator's pause" if paused else ""
     first = f"Of {runs} runs {blocked} would have been blocked{by_pause}."
+    replaced = sum(task.replaced for task in report.tasks)
+    if replaced:
+        first += f" {replaced} would not have run: a later call replaced them (lock_debounce)."
     lines = [first, "", _HEAD.format("task")]
     lines += [_line(each, str(each.runs)) for each in report.tasks[:most]]
     lines += _left_out(report.tasks, most)
@@ -42,8 +45,12 @@ def _line(each: Observed, runs: str) -> str:
     average = each.waited / each.blocked if each.blocked else 0.0
     return (
         f"{runs:>7}  {each.blocked:>7}  {each.waited:>28.1f}  {average:>11.1f}  "
-        f"{each.longest:>8.1f}  {each.name}"
+        f"{each.longest:>8.1f}  {each.name}{_replaced(each)}"
     )
+
+
+def _replaced(each: Observed) -> str:
+    return f" ({each.replaced} replaced)" if each.replaced else ""
 
 
 def _left_out(found: Iterable[Observed], most: int) -> list[str]:

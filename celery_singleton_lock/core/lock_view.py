@@ -224,6 +224,7 @@ class Observed:
         waited: sum of the waits, in seconds.
         longest: longest of these waits, in seconds.
         paused: number of blocked runs that began while an operator had paused the lock.
+        replaced: number of runs that a later one would have replaced (``lock_debounce``).
     """
 
     name: str
@@ -232,6 +233,7 @@ class Observed:
     waited: float = 0.0
     longest: float = 0.0
     paused: int = 0
+    replaced: int = 0
 
 
 @dataclass(frozen=True, slots=True)

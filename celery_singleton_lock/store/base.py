@@ -504,7 +504,8 @@ class WorkerStore(Protocol):
 
         Returns:
             None if the lock would have been free, or if the run has ended. Otherwise BLOCKED, with
-            the reason, and with the holder if one is known.
+            the reason, and with the holder if one is known. If the reason is SETTLING, the run
+            would have replaced this holder.
 
         Raises:
             BackendRefused: this store records no observations.

@@ -147,6 +147,7 @@ def observed(buckets: Iterable[Mapping[Any, Any]]) -> tuple[Observed, ...]:
             runs=int(total["runs"]),
             blocked=int(total["blocked"]),
             paused=int(total.get("paused", 0)),
+            replaced=int(total.get("replaced", 0)),
             waited=seconds(total["waited"]),
             longest=seconds(total["longest"]),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -12,6 +13,7 @@ from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.rate import packed
+from celery_singleton_lock.core.settle import Settle
 from celery_singleton_lock.store.operator.base import Operator
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from celery_singleton_lock.store.redis.sync import RedisStore
@@ -38,11 +40,13 @@ class Line:
         self.now = seconds
         self.client.set("test:clock", 1_700_000_000_000_500 + round(seconds * 1000) * 1000)
 
-    def begin(self, who, *, at, limit=1, waits=True, name=NAME, group=None):
+    def begin(  # the options of a call
+        self, who, *, at, limit=1, waits=True, name=NAME, group=None, settle=None, retries=0
+    ):
         """Start a run; return the tasks that would have held the lock."""
         self.at(at)
-        owner = Owner(new_token(), f"{who}/0/0", "settle", "w#1")
-        flow = packed((), group=group)
+        owner = Owner(new_token(), f"{who}/{retries}/0", "settle", "w#1")
+        flow = packed((), group=group, settle=settle)
         self.begun[who] = (at, owner, Claim(name, limit=limit, flow=flow), waits)
         blocked = self.store.record_observation(owner, self.begun[who][2], waits=waits)
         self.waits_for = blocked and blocked.waits_for
@@ -52,6 +56,11 @@ class Line:
         self.at(at)
         began, owner, claim, waits = self.begun.pop(who)
         assert self.store.record_observation(owner, claim, waits=waits, took=at - began) is None
+
+    def replaced(self):
+        """Return how many runs a later one would have replaced, by the task, and by the lock."""
+        (task,), locks = self.store.observations().tasks, self.store.observations().locks
+        return task.replaced, sum(lock.replaced for lock in locks)
 
     def sums(self):
         """Return (runs, blocked, seconds waited, longest) of the task."""
@@ -250,6 +259,119 @@ def test_the_waits_are_those_of_a_queue_in_order_of_arrival(line, limit):
     assert (total, blocked) == (60, sum(wait > 1e-6 for wait in waits))
     assert waited == pytest.approx(sum(waits), abs=0.2)  # a millisecond each
     assert longest == pytest.approx(max(waits), abs=0.05)
+
+
+# -- debounce --------------------------------------------------------------------------------------
+
+QUIET = Settle(5.0)
+
+
+def burst(line, *calls, settle=QUIET, took=1):
+    """Run calls that begin at these seconds; return whom each would have replaced."""
+    found = []
+    for who, at in calls:
+        replaced = line.begin(who, at=at, settle=settle)
+        found.append(replaced and replaced.task_id)
+        assert line.waits_for is (WaitsFor.SETTLING if replaced else None)
+        line.end(who, at=at + took)
+    return found
+
+
+def test_runs_that_a_later_call_would_have_replaced_are_counted(line):
+    """They would not have run, so they would have blocked nobody."""
+    assert burst(line, ("a", 0), ("b", 3), ("c", 6), ("d", 20)) == [None, "a", "b", None]
+    assert line.sums() == (4, 0, 0, 0)
+    assert line.replaced() == (2, 2)
+
+
+def test_runs_that_overlap_are_not_blocked_by_those_that_would_have_been_replaced(line):
+    assert burst(line, ("a", 0), ("b", 1), ("c", 2), took=0) == [None, "a", "b"]
+    line.begin("d", at=3, settle=QUIET)
+    line.begin("e", at=4, settle=QUIET)
+    line.end("d", at=50)
+    line.end("e", at=60)
+    assert line.sums() == (5, 0, 0, 0)
+    assert line.replaced() == (4, 4)
+
+
+def test_a_run_takes_its_place_when_it_would_have_settled(line):
+    line.begin("a", at=0, settle=QUIET)
+    assert line.begin("plain", at=4) is None, "it would have come first"
+    line.end("a", at=3)
+    line.end("plain", at=8)
+    assert line.begin("later", at=9) is not None, "a would have begun at 8"
+    line.end("later", at=10)
+    assert line.sums() == (3, 2, 3 + 2, 3)
+
+
+def test_the_newest_of_a_steady_stream_would_have_run_after_the_maximum(line):
+    calls = [(str(at), at) for at in range(0, 20, 2)]
+    found = burst(line, *calls, settle=Settle(5.0, most=9.0), took=0)
+    assert found == [None, "0", "2", "4", "6", None, "10", "12", "14", "16"]
+
+
+def test_the_first_call_after_a_quiet_period_would_have_run_at_once(line):
+    run_first = Settle(5.0, run_first=True)
+    assert burst(line, ("a", 0), ("b", 2), ("c", 4), settle=run_first) == [None, None, "b"]
+    assert burst(line, ("d", 20), ("e", 21), settle=run_first) == [None, None]
+    assert line.replaced() == (1, 1)
+
+
+def test_a_retry_would_have_replaced_nothing(line):
+    burst(line, ("a", 0))
+    assert line.begin("a", at=2, settle=QUIET, retries=1) is None
+    assert line.replaced() == (0, 0)
+
+
+def test_calls_of_different_tasks_and_locks_would_have_settled_apart(line):
+    burst(line, ("a", 0))
+    assert line.begin("b", at=1, settle=QUIET, name="other") is None
+    other = Owner(new_token(), "c/0/0", "other", "w#1")
+    claim = Claim(NAME, flow=packed((), settle=QUIET))
+    assert line.store.record_observation(other, claim, waits=True) is None
+
+
+DEBOUNCE_MUTANTS = {
+    "replaced runs stay": ("  last.entry = entry\n", "  last.entry = older or entry\n"),
+    "replaced runs are not counted": ("    replaced(older)\n", ""),
+    "it takes its place at once": ("entry.start, last.entry = entry.till, nil", "last.entry = nil"),
+    "the end of a settling run is not noted": (
+        "if entry and entry.token == token and took_ms ~= '' then",
+        "if false then",
+    ),
+    "the maximum is ignored": ("if most_ms > 0 then entry.till", "if false then entry.till"),
+    "the maximum counts from the last call": ("older and older.from or now", "now"),
+    "the first one settles": ("run_first == 1 and was_quiet", "false"),
+    "the first one runs always": ("run_first == 1 and was_quiet", "run_first == 1"),
+    "a retry settles": ("string.find(attempt, '/0/%d+$')", "true"),
+}
+
+
+@pytest.mark.parametrize("name", DEBOUNCE_MUTANTS)
+def test_a_wrong_line_about_debounce_is_noticed(lock_client, name):
+    old, new = DEBOUNCE_MUTANTS[name]
+    line = Line(lock_client)
+    scripts = line.store.operations.scripts
+    script = scripts["record_observation"]
+    assert old in script.text
+    scripts["record_observation"] = dataclasses.replace(script, text=script.text.replace(old, new))
+    with pytest.raises(AssertionError):
+        play_bursts(line)
+
+
+def play_bursts(line):
+    for play in (
+        test_runs_that_a_later_call_would_have_replaced_are_counted,
+        test_a_run_takes_its_place_when_it_would_have_settled,
+        test_the_newest_of_a_steady_stream_would_have_run_after_the_maximum,
+        test_the_first_call_after_a_quiet_period_would_have_run_at_once,
+        test_a_retry_would_have_replaced_nothing,
+    ):
+        line.client.flushall()
+        play(line)
+
+
+# -- the report ------------------------------------------------------------------------------------
 
 
 @pytest.mark.full

@@ -25,6 +25,12 @@ def slow(version):
     return version
 
 
+@app.task(base=LockedTask, lock_key="seen:{document}", lock_debounce=600, lock_mode="observe")
+def seen(document, version):
+    client.rpush("ran", version)
+    return version
+
+
 @app.task(base=LockedTask, lock_key="first:{document}", lock_debounce=5, lock_debounce_first="run")
 def first(document, version):
     client.rpush("ran", version)

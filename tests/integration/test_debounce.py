@@ -50,6 +50,16 @@ def test_bursts_of_several_keys_do_not_replace_each_other(send, worker, redis_cl
     assert sorted(ran(redis_client)) == [27, 28, 29]
 
 
+def test_observe_mode_counts_the_calls_that_a_later_one_would_have_replaced(
+    send, worker, redis_client
+):
+    results = [send("seen", "a", version) for version in range(4)]
+    assert [each.get(timeout=60) for each in results] == [0, 1, 2, 3]
+    (task,) = RedisAdminStore(redis_client).observations().tasks
+    assert (task.runs, task.replaced, task.blocked) == (4, 3, 0)
+    worker.await_log("would have replaced task ")
+
+
 def settling(store, result):
     """Return the record of a task that settles; None if it does not yet."""
     for name, token in store.locate_tasks([result.id]):

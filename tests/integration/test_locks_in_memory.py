@@ -122,9 +122,7 @@ def test_a_settling_task_is_parked_until_its_quiet_period_ends(shop, worker, loc
         assert (parked.state, parked.task_id) == ("settling", newest.id)
         locks.assert_skipped(first)
         assert locks.assert_parked(lock=NAME, count=1, waits_for="settling") == (parked,)
-        with pytest.raises(
-            AssertionError, match=r"is not free.*waiting: settles.*settling"
-        ):
+        with pytest.raises(AssertionError, match=r"is not free.*waiting: settles.*settling"):
             locks.assert_free(NAME, timeout=0.1)
         with pytest.raises(AssertionError, match="does not wait for 'rate'"):
             locks.assert_parked(newest, waits_for="rate", timeout=0.1)

@@ -259,7 +259,7 @@ class HeaderFactory:
             return header
         try:
             name = self._name(request)
-            options = self._options(request)
+            options = self._options(request, settles=_settles(request, None))
             observed = header._replace(
                 observed=str(name), flow=options.flow, computed=options.computed
             )

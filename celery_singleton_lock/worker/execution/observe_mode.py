@@ -12,7 +12,7 @@ from typing import Any, Final
 from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_singleton_lock.core.clock import Clock, SystemClock
-from celery_singleton_lock.core.lock_view import WaitsFor, reason_in
+from celery_singleton_lock.core.lock_view import Holder, WaitsFor, reason_in
 from celery_singleton_lock.core.model import Claim, Owner, Reply
 from celery_singleton_lock.core.preempt import is_preempting
 from celery_singleton_lock.errors import BackendError
@@ -71,9 +71,31 @@ class ObserveMode:
             blocked = self._store().record_observation(owner, claim, waits=waits)
         except BackendError as error:
             return self._pause_observing(error)
-        if blocked is not None:
+        if blocked is None:
+            return None
+        if blocked.waits_for is WaitsFor.SETTLING:
+            self._tell_replaced(owner, claim, blocked.holder)
+        else:
             self._tell(owner, claim, blocked)
         return None
+
+    @staticmethod
+    def _tell_replaced(owner: Owner, claim: Claim, older: Holder | None) -> None:
+        task_id = older.task_id if older else ""
+        logger.info(
+            "%s[%s] would have replaced task %s, which would not have run: it would have settled "
+            "for lock %r (lock_debounce)",
+            owner.task,
+            printable(owner.attempt.split("/", 1)[0]),
+            printable(task_id),
+            claim.name,
+            extra={
+                "lock_event": "observed-replaced",
+                "lock_name": claim.name,
+                "lock_task": owner.task,
+                "lock_task_id": owner.attempt.split("/", 1)[0],
+            },
+        )
 
     @staticmethod
     def _tell(owner: Owner, claim: Claim, blocked: Reply) -> None:

@@ -33,6 +33,15 @@ def test_what_a_pause_would_have_held_back_is_told():
     assert first == "Of 20 runs 4 would have been blocked, 3 of them by an operator's pause."
 
 
+def test_what_a_later_call_would_have_replaced_is_told():
+    """These runs need not have run."""
+    tasks = (Observed("app.index", runs=20, replaced=17), Observed("app.send", runs=3))
+    first, *lines = report_lines(Observations(tasks))
+    assert first.endswith("17 would not have run: a later call replaced them (lock_debounce).")
+    assert lines[2].endswith("  app.index (17 replaced)")
+    assert lines[3].endswith("  app.send")
+
+
 def test_where_nothing_blocks_no_lock_is_listed():
     assert not [line for line in report_lines(Observations(TASKS[1:])) if line.endswith("lock")]
 

@@ -3,7 +3,8 @@
 -- ARGV: name token attempt task worker limit_arg waits took_ms rates_arg
 --   waits 1 = it would wait if blocked, 0 = it would be skipped; took_ms empty = it starts, else it has
 --   ended and took this long; rates_arg = flow options of the task, empty = none
--- REPLY: empty, or what would have blocked it: task, attempt, worker, waits_for, as a JSON object
+-- REPLY: empty, or what would have blocked it: task, attempt, worker, waits_for, as a JSON object; waits_for is
+--   settling if it would have replaced that run
 --
 -- This simulates the queue: each run gets the permit that is free first, for as long as it really took.
 -- So the recorded wait is the one that the lock would have caused, also behind others that would have
@@ -109,12 +110,12 @@ local function earlier(one, other) return one.start - (one.ahead or 0) < other.s
 local function later(one, other) return one > other end
 table.sort(entries, earlier)
 
-local function add_up(key, field, most, blocked, wait, ran, held_back)
+local function add_up(key, field, most, blocked, wait, ran, held_back, dropped)
   local old = redis.call('HGET', key, field)
   if not old and most and redis.call('HLEN', key) >= most then return end
   local sum = old and cjson.decode(old) or {runs = 0, blocked = 0, waited = 0, longest = 0}
   sum.runs, sum.blocked = sum.runs + ran, sum.blocked + blocked
-  sum.paused = (sum.paused or 0) + (held_back or 0)
+  sum.paused, sum.replaced = (sum.paused or 0) + (held_back or 0), (sum.replaced or 0) + (dropped or 0)
   sum.waited, sum.longest = sum.waited + wait, math.max(sum.longest, wait)
   redis.call('HSET', key, field, cjson.encode(sum))
   redis.call('PEXPIRE', key, KEPT_MS)
@@ -172,6 +173,54 @@ local function give_back(entry)
   end
 end
 
+-- Runs that would settle (lock_debounce), by task: the last one, and when the quiet period after the last call ends. A
+-- run enters the simulated queue when it has settled, unless a later one replaces it.
+local settling, tasks, settle_key = {}, {}, runs .. ':settling'
+local function note_settling(of, last)
+  if not settling[of] then tasks[#tasks + 1] = of end
+  settling[of] = last
+end
+local raw_settling = redis.call('HGETALL', settle_key)
+for i = 1, #raw_settling, 2 do
+  local last = cjson.decode(raw_settling[i + 1])
+  local entry = last.entry
+  if entry and entry.token == token and took_ms ~= '' then entry.took = tonumber(took_ms) end
+  if entry and entry.till <= now then
+    entry.start, last.entry = entry.till, nil
+    entries[#entries + 1] = entry
+  end
+  if last.entry or last.quiet_till > now then note_settling(raw_settling[i], last) end
+end
+table.sort(entries, earlier)
+
+local function keep_settling()
+  if #raw_settling > 0 then redis.call('DEL', settle_key) end
+  for _, of in ipairs(tasks) do redis.call('HSET', settle_key, of, cjson.encode(settling[of])) end
+  if #tasks > 0 then redis.call('PEXPIRE', settle_key, KEPT_MS) end
+end
+
+-- Whether a run would settle, and the run that it would replace.
+local function would_settle(entry)
+  if not options.settle or not string.find(attempt, '/0/%d+$') then return false end -- a retry does not settle
+  local quiet_ms, most_ms, run_first = unpack(options.settle)
+  local last = settling[task] or {quiet_till = 0}
+  local older, was_quiet = last.entry, last.quiet_till <= now
+  last.quiet_till = now + quiet_ms
+  note_settling(task, last)
+  if not older and run_first == 1 and was_quiet then return false end
+  entry.from, entry.till = older and older.from or now, now + quiet_ms
+  if most_ms > 0 then entry.till = math.min(entry.till, entry.from + most_ms) end
+  last.entry = entry
+  return true, older
+end
+
+local function replaced(entry)
+  local shown = string.sub(lock, 1, 200)
+  add_up(by_task, entry.task, MOST_TASKS, 0, 0, 0, 0, 1)
+  rank_lock(shown)
+  add_up(by_lock, shown, nil, 0, 0, 0, 0, 1)
+end
+
 local kept = {}
 for _, entry in ipairs(entries) do
   if entry.token == token and took_ms ~= '' then entry.took = tonumber(took_ms) end
@@ -182,18 +231,28 @@ for _, entry in ipairs(entries) do
   if entry.begins and entry.took then give_back(entry) else kept[#kept + 1] = entry end
 end
 
-local me
+local me, answer = nil, ''
 if took_ms == '' then
   me = {token = token, task = task, attempt = attempt, worker = worker, start = now}
   me.ahead, me.costs = options.head_start and options.head_start / 1000, #rates_in_force > 0 and costs or nil
   local group, group_limit = unpack(options.group or {})
   if (group_limit or 0) > 0 then me.group, me.group_limit = group, group_limit end
   limit, declared = tonumber(limit_arg), tonumber(limit_arg)
-  me.met = waits_for(redis.call('ZCOUNT', holders, '(' .. now, '+inf'))
   add_up(by_task, task, MOST_TASKS, 0, 0, 1)
-  kept[#kept + 1] = me
-  table.sort(kept, earlier)
+  local settles, older = would_settle(me)
+  if older then
+    replaced(older)
+    answer = cjson.encode({task = older.task, attempt = older.attempt, worker = older.worker, waits_for = 'settling'})
+  end
+  if settles then
+    me = nil
+  else
+    me.met = waits_for(redis.call('ZCOUNT', holders, '(' .. now, '+inf'))
+    kept[#kept + 1] = me
+    table.sort(kept, earlier)
+  end
 end
+keep_settling()
 
 -- The holder that would block this run: the first run that has not ended, else a real holder.
 local function who()
@@ -205,7 +264,7 @@ local function who()
   return rec and cjson.decode(rec) or {}
 end
 
-local answer, left, undecided, full = '', {}, false, {}
+local left, undecided, full = {}, false, {}
 local never = me and costs_too_much(me) -- it would fail
 for _, entry in ipairs(kept) do
   local permit, group_permit
