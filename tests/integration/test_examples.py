@@ -140,6 +140,28 @@ def test_customers_have_their_quotas_and_an_api_refuses_one_call(worker, environ
     assert refused == "refused by the API: 1"
 
 
+def test_a_report_that_many_ask_for_is_made_once(worker, environment):
+    """Duplicates have the first result, are refused, or follow: as the README shows."""
+    worker("reports", concurrency=4)
+    assert run("reports", "ask.py", environment) == shown("reports")
+
+
+@pytest.mark.full
+def test_the_newest_preview_ends_the_one_that_runs(worker, environment):
+    """As the README shows, except for the ids."""
+    worker("preview", concurrency=2)
+    hidden = re.compile(r"(?<=revoked: )\S+")
+    printed = run("preview", "edit.py", environment)
+    assert hidden.sub("…", printed) == hidden.sub("…", shown("preview"))
+
+
+def shown(example):
+    """Return what a script prints according to the README."""
+    readme = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    console = readme.split(f"\n## [{example}]")[1].split("```")[1]
+    return console.split("# another\n")[1]
+
+
 @pytest.mark.full
 def test_the_report_of_beat_never_overlaps_itself(worker, environment, redis_client, tmp_path):
     """A build takes 2.5 intervals: "skip" leaves the rest out, "park" catches up once."""
