@@ -30,8 +30,15 @@ FLOW: Final[Mapping[str, Mapping[str, Any]]] = {
     "closed": {"lock_key": "work:{key}"},
     "priority": {"lock_key": "api", "lock_limit": 2, "lock_priority": _head_start},
     "fair": {"lock_key": "api", "lock_limit": 2, "lock_fair_by": "{key}"},
+    "debounce": {"lock_debounce": 2},
+    "follow": {"lock_unique": "until_done", "lock_on_duplicate": "follow"},
+    "unique": {"lock_unique": "until_done"},
+    "preempt": {"lock_on_conflict": "preempt"},
 }
 """Options of this package, by what starts the tasks."""
+
+WITH_MANY: Final = frozenset({"rate", "closed", "priority"})
+"""Those of them that want many tasks of a key queued, or running."""
 
 CELERY_RATE: Final = {"rate_limit": f"{60 * STARTS / PERIOD:g}/m"}
 """What packages without a rate use: Celery's own, which each worker keeps for itself."""
@@ -50,8 +57,9 @@ class Wanted:
         by_key: one lock for each value of its argument ``key``; else what the package does by
             default.
         options: of Celery's own, for the task.
-        flow: what starts its tasks, a key of ``FLOW``. Then the other packages use all arguments
-            for their lock, so that many tasks of a key are queued, and may run at once.
+        flow: what starts its tasks, a key of ``FLOW``. If it is one of ``WITH_MANY``, the other
+            packages use all arguments for their lock, so that many tasks of a key are queued, and
+            may run at once.
     """
 
     seconds: float = 10.0
@@ -139,7 +147,7 @@ def _in_the_body(app: Celery, locks: str, body: Body, wanted: Wanted) -> None:
         return redis.Redis.from_url(locks)
 
     def locked(self: Any, key: str, n: int = 0, hold: Any = 0, end: str = "return") -> Any:
-        name = f"work:{key}:{n}" if wanted.flow else f"work:{key}"
+        name = f"work:{key}:{n}" if wanted.flow in WITH_MANY else f"work:{key}"
         with client().lock(name, timeout=wanted.seconds):
             return body(self, key, n, hold, end)
 
@@ -169,7 +177,7 @@ def _retry_later(_task: Any, seconds: float) -> NoReturn:
 
 
 def _by_key(wanted: Wanted) -> bool:
-    return wanted.by_key and not wanted.flow
+    return wanted.by_key and wanted.flow not in WITH_MANY
 
 
 def _options(wanted: Wanted) -> dict[str, Any]:

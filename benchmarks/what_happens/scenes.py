@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from celery import chord
 
+from benchmarks.what_happens.call_scenes import CALL_SCENES
 from benchmarks.what_happens.flow_scenes import FLOW_SCENES
 from benchmarks.what_happens.packages import TASK, Wanted
 from benchmarks.what_happens.scene import Scene, Seen
@@ -398,6 +399,7 @@ SCENES: Final = [
     Scene("hot-cold", hot_and_cold, Wanted(seconds=60)),
     Scene("redis-emptied", redis_emptied),
     *FLOW_SCENES,
+    *CALL_SCENES,
 ]
 
 
