@@ -197,6 +197,22 @@ def test_a_duplicate_ends_if_the_process_of_the_first_task_is_killed(app, client
             second.get(timeout=60)
 
 
+@pytest.mark.parametrize("pool", ["prefork"], indirect=True)
+def test_a_duplicate_of_a_killed_task_calls_its_error_callbacks_once(app, client, worker):
+    """The worker must not take the error of the first task for the end of the duplicate's process."""
+    start(app, client)
+    second = app.tasks["report"].apply_async(
+        ("may", "second"), link_error=app.signature("after_error")
+    )
+    sent(app, second)
+    os.kill(int(client.lindex("pid", 0)), signal.SIGKILL)
+    with pytest.raises(WorkerLostError):
+        second.get(timeout=60)
+    eventually(lambda: not client.keys("csl:*:bodies"), timeout=60)
+    assert app.tasks["other"].delay("x").get(timeout=60) == "x"
+    assert client.llen("errors") == 1
+
+
 @pytest.mark.parametrize("pool", ["threads"], indirect=True)
 def test_a_revoked_duplicate_ends_at_once(app, client, worker):
     first = start(app, client)

@@ -14,7 +14,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery_singleton_lock.config.option_checks import Place
 from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.core.conflict_policy import Outcome
-from celery_singleton_lock.worker.execution.celery_outcome import Run, ignored, mark_skipped
+from celery_singleton_lock.worker.execution.celery_outcome import Run, bare, ignored, mark_skipped
 from celery_singleton_lock.worker.not_started import NotStarted
 
 logger: Final = logging.getLogger(__name__)
@@ -50,6 +50,18 @@ def check_results(task: Any, options: LockOptions) -> None:
     if reason:
         told = f"a duplicate ends with the first task's stored result, and {reason}"
         Place("lock_on_duplicate", task.name).refuse("follow", f'{told}, or use "existing"')
+
+
+class FirstFailed(Exception):  # noqa: N818  # logs and monitors show it as the error itself
+    """Stands for the error of the first task in the report to the worker's main process.
+
+    Celery takes some errors for the end of the process that reports them, such as WorkerLostError.
+    It would end the task once more: its error callbacks and its chord would be called twice.
+    """
+
+    def __repr__(self) -> str:
+        """Return the text of the error itself."""
+        return str(self)
 
 
 def follow(run: Run, not_started: NotStarted) -> Any:
@@ -90,7 +102,7 @@ def follow(run: Run, not_started: NotStarted) -> Any:
 
 
 def _raise(error: Exception) -> None:
-    raise error
+    raise error from None  # the log shows this error only
 
 
 def _end_as_celery_does(run: Run, body: Callable[[], Any]) -> Any:
@@ -100,4 +112,7 @@ def _end_as_celery_does(run: Run, body: Callable[[], Any]) -> Any:
     task.run = lambda *_args, **_kwargs: body()
     app, hostname = task.app, run.request.get("hostname")
     trace = build_tracer(task.name, task, app.loader, hostname, app=app)
-    return trace(run.uuid, run.args, run.kwargs, run.request)
+    outcome = trace(run.uuid, run.args, run.kwargs, run.request)
+    if outcome.info is not None and outcome.info.state == states.FAILURE:
+        outcome.retval.exception = FirstFailed(repr(bare(outcome.retval.exception)))
+    return outcome

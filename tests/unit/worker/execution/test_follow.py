@@ -6,6 +6,7 @@ import logging
 from types import SimpleNamespace
 
 import pytest
+from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery import Celery, states
 
 from celery_singleton_lock import ConfigurationError, LockedTask
@@ -89,6 +90,17 @@ def test_a_follower_raises_what_the_first_task_has_raised(make):
     found = task.AsyncResult(SECOND)
     assert found.state == states.FAILURE
     assert (type(found.result), found.result.args) == (KeyError, ("x",))
+
+
+@pytest.mark.parametrize("lost", [WorkerLostError("gone"), TimeLimitExceeded(3), MemoryError()])
+def test_a_worker_does_not_take_the_error_of_the_first_task_for_the_end_of_a_process(make, lost):
+    """It would call error callbacks and chord again, or end."""
+    task = make()
+    task.backend.store_result(FIRST, lost, states.FAILURE)
+    reported = end(task).retval.exception
+    assert type(task.AsyncResult(SECOND).result) is type(lost)
+    assert not isinstance(reported, type(lost))
+    assert repr(reported) == repr(lost)
 
 
 def test_a_follower_of_a_revoked_task_is_revoked(make):
