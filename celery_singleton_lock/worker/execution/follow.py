@@ -9,7 +9,8 @@ from typing import Any, Final
 from celery import states
 from celery.app.trace import build_tracer
 from celery.backends.base import DisabledBackend
-from celery.exceptions import SoftTimeLimitExceeded
+from celery.exceptions import SecurityError, SoftTimeLimitExceeded
+from kombu.exceptions import SerializationError, SerializerNotInstalled
 
 from celery_singleton_lock.config.option_checks import Place
 from celery_singleton_lock.config.settings import LockOptions
@@ -18,6 +19,9 @@ from celery_singleton_lock.worker.execution.celery_outcome import Run, bare, ign
 from celery_singleton_lock.worker.not_started import NotStarted
 
 logger: Final = logging.getLogger(__name__)
+
+_UNREADABLE: Final = (SecurityError, SerializationError, SerializerNotInstalled)
+"""Errors of reading a result that come again each time."""
 
 
 def why_no_results(task: Any) -> str:
@@ -81,6 +85,12 @@ def follow(run: Run, not_started: NotStarted) -> Any:
         )
     except SoftTimeLimitExceeded:
         raise
+    except _UNREADABLE as error:
+        logger.warning(
+            "%s[%s] cannot have the result of task %s, which cannot be read: %r",
+            *(run.task.name, run.uuid, first, error),
+        )
+        found = {}
     except Exception as error:  # noqa: BLE001  # whatever the client of the result backend raises
         logger.warning(
             "%s[%s] cannot read the result of task %s yet: %r",

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import pytest
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery import Celery, states
+from celery.exceptions import SecurityError
+from kombu.exceptions import ContentDisallowed, DecodeError
 
 from celery_singleton_lock import ConfigurationError, LockedTask
 from celery_singleton_lock.core.conflict_policy import Outcome
@@ -101,6 +103,20 @@ def test_a_worker_does_not_take_the_error_of_the_first_task_for_the_end_of_a_pro
     assert type(task.AsyncResult(SECOND).result) is type(lost)
     assert not isinstance(reported, type(lost))
     assert repr(reported) == repr(lost)
+
+
+@pytest.mark.parametrize(
+    "error", [ContentDisallowed(), DecodeError(), SecurityError()], ids=lambda e: type(e).__name__
+)
+def test_a_follower_runs_itself_if_the_result_of_the_first_task_cannot_be_read(make, caplog, error):
+    task = make()
+
+    def fail(*_args, **_options):
+        raise error
+
+    task.backend = SimpleNamespace(get_task_meta=fail)
+    assert outcome_in(end(task)) is Outcome.FOLLOW
+    assert "cannot have the result of task first, which cannot be read" in caplog.text
 
 
 def test_a_follower_of_a_revoked_task_is_revoked(make):
