@@ -82,6 +82,16 @@ class CallNotSent(TaskEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class TaskFollowed(TaskEvent):
+    """A duplicate has ended with the result of the first task, and did not run.
+
+    See `lock_on_duplicate="follow"`.
+    """
+
+    of: str = _field("", "id of the first task")
+
+
+@dataclass(frozen=True, slots=True)
 class TaskReplaced(TaskEvent):
     """A later task replaced a parked one, which ends as REVOKED.
 
@@ -222,6 +232,7 @@ CELERY_EVENTS: Final[dict[type[Event], str]] = {
     TaskDelivered: "task-delivered",
     TaskReplaced: "task-replaced",
     TaskPreempted: "task-preempted",
+    TaskFollowed: "lock-followed",
     LockAcquired: "lock-acquired",
     LockRefused: "lock-refused",
     LockReleased: "lock-released",

@@ -30,6 +30,7 @@ from celery_singleton_lock.events import (
     TaskDelivered,
     TaskDuplicate,
     TaskEvent,
+    TaskFollowed,
     TaskPreempted,
     TaskReplaced,
     log_keys,
@@ -54,6 +55,7 @@ COUNTERS: Final = {
     "celery_lock_replaced": "Parked tasks that a later one replaced.",
     "celery_lock_preempted": "Running tasks that had to end for a later one.",
     "celery_lock_not_sent": "Calls that were not sent, since one like it was sent before.",
+    "celery_lock_followed": "Duplicates that ended with the result of the first task.",
     "celery_lock_duplicates": "Copies of a task, stored (twin) or dropped (done).",
     "celery_lock_lost": "Locks that were lost while their task ran.",
     "celery_lock_closed": "How often a task has closed its lock for a time.",
@@ -68,6 +70,7 @@ COUNTED: Final[dict[type[Event], str]] = {
     TaskDelivered: "delivered",
     TaskDuplicate: "duplicates",
     TaskReplaced: "replaced",
+    TaskFollowed: "followed",
     TaskPreempted: "preempted",
     CallNotSent: "not_sent",
     LeaseLost: "lost",
@@ -184,7 +187,7 @@ class TaskMetrics:
                 self._count(COUNTED[type(event)], event, event.verdict)
             case TaskReplaced() | TaskPreempted() | CallNotSent() | LeaseLost() | LockClosed():
                 self._count(COUNTED[type(event)], event)
-            case ParkedLost():
+            case ParkedLost() | TaskFollowed():
                 self._count(COUNTED[type(event)], event)
             case _:
                 pass

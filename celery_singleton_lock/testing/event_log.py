@@ -19,6 +19,7 @@ from celery_singleton_lock.events import (
     TaskDelivered,
     TaskDuplicate,
     TaskEvent,
+    TaskFollowed,
     TaskReplaced,
 )
 from celery_singleton_lock.message_text import a_kind
@@ -210,6 +211,7 @@ _BLOCKED_BY_NOBODY: Final = (
 _SENTENCES: Final[dict[type[TaskEvent], str]] = {
     TaskBlocked: "it was blocked ({policy}): {holder} held the lock {lock!r}; it had rank {rank}",
     TaskDelivered: "it was delivered to the pool ({verdict}), after {waited:.3f} s",
+    TaskFollowed: "it ended with the result of {of}, and did not run",
     TaskReplaced: "{by} replaced it in the queue",
     CallNotSent: "it was not sent, since {of} was",
     LockRefused: "it was refused the lock {lock!r} and did not run ({policy})",

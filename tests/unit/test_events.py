@@ -18,6 +18,7 @@ from celery_singleton_lock.events import (
     TaskBlocked,
     TaskDelivered,
     TaskDuplicate,
+    TaskFollowed,
     TaskPreempted,
     TaskReplaced,
     _field,
@@ -69,6 +70,7 @@ def test_a_blocked_task_is_shown_as_blocked_with_holder_and_rank():
         (TaskDuplicate("a:1", "settle", "id-1"), "lock-duplicate"),
         (TaskReplaced("a:1", "settle", "id-1", by="id-2"), "task-replaced"),
         (TaskPreempted("a:1", "settle", "id-1", by="id-2"), "task-preempted"),
+        (TaskFollowed("a:1", "settle", "id-1", of="id-2"), "lock-followed"),
         (LeaseLost("a:1"), "lock-lost"),
     ],
 )

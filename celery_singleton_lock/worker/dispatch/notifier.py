@@ -25,6 +25,7 @@ from celery_singleton_lock.events import (
     TaskBlocked,
     TaskDelivered,
     TaskEvent,
+    TaskFollowed,
     TaskPreempted,
     TaskReplaced,
     celery_event,
@@ -242,11 +243,12 @@ class Notifier:
             verdict, waited = delivery.verdict, delivery.waited
             self.tell(request, TaskDelivered(*about(request), verdict=verdict, waited=waited))
 
-    @staticmethod
-    def followed(request: LockedRequest, first: str) -> None:
+    def followed(self, request: LockedRequest, first: str) -> None:
         """Report that a duplicate has ended with the result of the first task."""
+        event = TaskFollowed(*about(request), of=first)
+        self.tell(request, event)
         told = "Task %s has ended with the result of task %s, and did not run (lock_on_duplicate)"
-        logger.info(told, request, printable(first))
+        logger.info(told, request, printable(first), extra=log_keys(event))
 
     @staticmethod
     def runs_itself(request: LockedRequest) -> None:

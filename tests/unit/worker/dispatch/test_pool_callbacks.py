@@ -12,7 +12,10 @@ from celery.signals import task_revoked
 
 from celery_singleton_lock.core.conflict_policy import Outcome
 from celery_singleton_lock.core.model import Ending
+from celery_singleton_lock.core.parked_message import Delivery
+from celery_singleton_lock.events import Listener, TaskFollowed
 from celery_singleton_lock.worker.agent_commands import Release
+from celery_singleton_lock.worker.execution.follow import FirstFailed
 from celery_singleton_lock.worker.lock_header import (
     REQUEUED,
     LockHeader,
@@ -122,6 +125,17 @@ def test_a_preempted_task_that_was_killed_ends_as_revoked_once(parts, error, cap
     assert (told, parts.acked) == ([True], [request.id])
     assert caplog.text.count("was preempted: Task newer is newer") == 1
     assert len(parts.agent.commands(Release)) == 1
+
+
+@pytest.mark.parametrize("ends", [end, lambda request: die(request, FirstFailed("KeyError(7)"))])
+def test_an_event_says_that_a_duplicate_has_the_result_of_the_first_task(parts, ends):
+    request, heard = parts.message("early", "a"), []
+    parts.notifier.observers.add(Listener(heard.append, (TaskFollowed,)))
+    delivery = Delivery("k:a", "token.0", 7, b"", "following", by="first")
+    parts.dispatcher.deliveries.deliver(delivery, request)
+    request.on_accepted(4711, 0.0)
+    ends(request)
+    assert heard == [TaskFollowed("k:a", "early", request.id, of="first")]
 
 
 @contextmanager
