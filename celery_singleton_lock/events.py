@@ -64,9 +64,9 @@ class TaskDelivered(TaskEvent):
 
     verdict: str = _field(
         "granted",
-        "`granted`; or it goes there to fail: `overdue`: its wait has timed out; `too_costly`: its "
-        "start costs more than the rate of its lock; `above_rate`: it does not wait for the rate; "
-        "or `following`: the task whose result it has has ended",
+        "`granted`; or it ends there without running: `overdue`: its wait has timed out; "
+        "`too_costly`: its start costs more than the rate of its lock; `above_rate`: it does not "
+        "wait for the rate; or `following`: it follows a task that has ended",
     )
     waited: float = _field(0.0, "since it arrived at a worker", "s")
 
@@ -104,7 +104,7 @@ class TaskReplaced(TaskEvent):
 
 @dataclass(frozen=True, slots=True)
 class TaskPreempted(TaskEvent):
-    """A later task waits for the lock of a running one, which must end; then it is REVOKED.
+    """A running task must end, since a later call of it waits for its lock. It ends as REVOKED.
 
     See `lock_on_conflict="preempt"`.
     """
@@ -127,7 +127,7 @@ class LockRefused(TaskEvent):
         "fail",
         "`skip` or `fail`: its policy; `full`: the queue is full; `debounce`: a later task "
         "came before it had settled; `preempt`: a later task of its name waits or runs; "
-        "`follow`: the task whose result it has was revoked; "
+        "`follow`: the task that it follows was revoked; "
         "`timeout`: its wait has timed out; `cost`: its start costs more than the rate of the "
         "lock; `returned`: it has returned too often; `undecodable`: its message cannot be read",
     )
@@ -146,14 +146,14 @@ class LockClosed(TaskEvent):
     """A task has closed its lock for a time (`RetryLater`, `self.lock.pause`)."""
 
     seconds: float = _field(0.0, "for how long nobody gets the lock", "s")
-    why: str = _field("", "its reason, for people")
+    why: str = _field("", "the reason, as readable text")
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseLost(TaskEvent):
     """The lock is no longer held, and its task still runs."""
 
-    reason: str = _field("", "why, for people")
+    reason: str = _field("", "why, as readable text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +167,8 @@ class TaskDuplicate(TaskEvent):
 
     verdict: str = _field(
         "twin",
-        "`twin`: it is stored, or waits; `done`: it was dropped; `ended`: it was dropped because "
-        "the task has run here, although Redis has lost that",
+        "`twin`: the copy is stored, or waits; `done`: the copy was dropped; `ended`: the copy was "
+        "dropped because this worker has run the task, although Redis has lost the record of that",
     )
 
 
@@ -178,11 +178,11 @@ class LockAdmin:
 
     lock: str = field(metadata={"about": "name of the lock, or a pattern", "unit": ""})
     action: str = _field("", "`release`, `terminate`, `drop`, `purge`, `drain`, `pause` …")
-    count: int = _field(1, "how many tasks, or times")
+    count: int = _field(1, "number of tasks, or of changes")
     who: str = _field("", "login of the operator")
-    host: str = _field("", "their machine, or address")
+    host: str = _field("", "machine or address of the operator")
     via: str = _field("", "`cli`, `flower` or `control`")
-    why: str = _field("", "their reason")
+    why: str = _field("", "reason that the operator gave")
     to: str = _field("", "the new limit or the new rates; empty: as declared, or nothing was set")
     seconds: float = _field(0.0, "for how long; 0: until it is ended", "s")
 
@@ -192,7 +192,7 @@ class BackendDown:
     """The locks' Redis does not answer this worker."""
 
     url: str = field(metadata={"about": "without credentials", "unit": ""})
-    reason: str = _field("", "why, for people; may be empty")
+    reason: str = _field("", "why, as readable text; may be empty")
 
 
 @dataclass(frozen=True, slots=True)

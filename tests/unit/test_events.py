@@ -131,7 +131,7 @@ def test_each_field_of_an_event_has_a_unit_and_a_meaning():
         ("down_for", "s", "for how long it did not"),
     ]
     assert BackendUp("redis://h").down_for == 0.0
-    assert fields_of(BackendDown)[1] == ("reason", "", "why, for people; may be empty")
+    assert fields_of(BackendDown)[1] == ("reason", "", "why, as readable text; may be empty")
 
 
 def test_what_is_no_task_is_no_celery_event():
