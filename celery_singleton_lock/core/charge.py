@@ -13,7 +13,7 @@ def checked_amount(amount: object) -> int:
     """Return the amount of a charge.
 
     Raises:
-        ConfigurationError: it is no whole number, or out of range.
+        ConfigurationError: it is not a whole number, or is out of range.
     """
     if type(amount) is not int or not -MAX_COST <= amount <= MAX_COST:
         msg = (
@@ -28,7 +28,7 @@ def checked_id(charge_id: object) -> str:
     """Return the id of a charge; empty if there is none.
 
     Raises:
-        ConfigurationError: it is no text, or an empty one.
+        ConfigurationError: it is not a text, or is empty.
     """
     if charge_id is not None and (not isinstance(charge_id, str) or not charge_id):
         msg = f"charge() got the id {charge_id!r}: give a text that is not empty, or leave it out."
@@ -41,11 +41,11 @@ def charged_rates(name: str, rates: Sequence[Rate], rate: str | Rate | None) -> 
 
     Args:
         name: the lock's name.
-        rates: those that its holder declares.
-        rate: the one to correct; None for all that have a cost.
+        rates: the rates that its holder declares.
+        rate: the rate to correct; None for all rates that have a cost.
 
     Raises:
-        ConfigurationError: none of the rates has a cost, or not this one.
+        ConfigurationError: none of the rates has a cost, or ``rate`` is not one that has.
     """
     costed = [each for each in rates if each.cost is not None]
     if not costed:
@@ -76,11 +76,11 @@ Named = TypeVar("Named", bound=_Named)
 
 
 def one_named(name: str, locks: Sequence[Named]) -> Named:
-    """Return the lock that a charge is about.
+    """Return the lock whose start a charge corrects.
 
     Args:
         name: its name; may be empty if there is only one.
-        locks: those of the task.
+        locks: the locks of the task.
 
     Raises:
         ConfigurationError: the name is missing, or none of the locks has it.

@@ -14,10 +14,10 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 PROMPT: Final = 0.002
-"""Seconds within which a reply is prompt, so that it tells the server's clock well."""
+"""A reply within this many seconds is prompt, and shows the server's clock accurately."""
 
 MEASUREMENTS: Final = 3
-"""How often the server's clock is read at most, until a reply is prompt."""
+"""Most times that the server's clock is read in a row, if no reply is prompt."""
 
 
 class Clock(Protocol):
@@ -59,10 +59,10 @@ def wall_time() -> float:
 
 
 class MovableClock:
-    """The clock of a Redis in the memory of this process, and of its clients; tests move it.
+    """The clock of a Redis in the memory of this process, and of its clients; tests control it.
 
-    Clients read :meth:`monotonic`, which always runs, so no wait lasts for ever. The server reads
-    :meth:`microseconds`, which can be stopped. The server must not read it while it is moved.
+    Clients read :meth:`monotonic`, which never stops, so no wait lasts for ever. The server reads
+    :meth:`microseconds`, which can be stopped. The server must not read it during :meth:`advance`.
     """
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ class ServerClock:
         self._last = 0
 
     def measure(self, server_time: Callable[[], float]) -> None:
-        """Measure the offset, again if a reply takes long, since the process may stand still.
+        """Measure the offset, and again after a slow reply: the process may have been stopped.
 
         Args:
             server_time: asks the server for its time, in seconds.
@@ -158,9 +158,9 @@ class ServerClock:
 
         The estimate is behind the server by the time that the reply took. After a prompt reply it
         is never ahead of the server: a place in the future could swap two messages, because scripts
-        replace it by their own time. A slow reply replaces an earlier offset only if both cannot be
-        true. Otherwise a worker that was suspended during the call would put its messages before
-        those of others.
+        replace it by their own time. A slow reply replaces an earlier offset only if the two
+        contradict each other. If it always did, a worker that was suspended during the call would
+        put its messages before those of others.
 
         Args:
             server_seconds: the server's time.

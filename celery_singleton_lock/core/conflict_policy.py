@@ -34,19 +34,19 @@ class Outcome(enum.Enum):
     SKIP = "skip"
     """It ends as REVOKED (``lock_on_conflict="skip"``)."""
     SKIP_FULL = "skip-full"
-    """It ends as REVOKED: there is no room to wait, or a later message took its room."""
+    """It ends as REVOKED: the queue is full, or a later message replaced it (``lock_on_full``)."""
     SKIP_DEBOUNCED = "skip-debounced"
     """It ends as REVOKED: a later message came before it had settled (``lock_debounce``)."""
     SKIP_PREEMPTED = "skip-preempted"
     """It ends as REVOKED: a later call of its task waits or runs (``preempt``)."""
     SKIP_FOLLOWING = "skip-following"
-    """It ends as REVOKED: so did the task whose result it has (``follow``)."""
+    """It ends as REVOKED, since the task that it follows did (``lock_on_duplicate="follow"``)."""
     FOLLOW = "follow"
-    """It ends with the result of another task; without one, its message queues."""
+    """It ends with the result of another task. If there is no result, its message queues."""
     FAIL = "fail"
     """It fails with ``LockConflict`` (``lock_on_conflict="fail"``)."""
     FAIL_FULL = "fail-full"
-    """It fails with ``LockQueueFull``: there is no room to wait."""
+    """It fails with ``LockQueueFull``: the queue is full."""
     FAIL_TIMEOUT = "fail-timeout"
     """It fails with ``LockWaitTimeout``: its wait has timed out."""
     FAIL_COST = "fail-cost"
@@ -56,9 +56,10 @@ class Outcome(enum.Enum):
     DONE = "done"
     """Another copy of this attempt has run, or is stored. The message is acknowledged."""
     GONE = "gone"
-    """Its grant lapsed before it began. The message is delivered again."""
+    """Its grant lapsed before the task began. The message is delivered again."""
     AGAIN = "again"
-    """While it waited for a lock of its lock set, it lost another. It starts again at the first."""
+    """While it waited for a lock of its lock set, it lost another lock. It starts over at the
+    first."""
     LATER = "later"
     """It has run, and runs again when its lock is open (``RetryLater``)."""
     UNAVAILABLE = "unavailable"
@@ -104,7 +105,7 @@ class Facts:
         granted: the message was parked and was delivered with a grant.
         further: the lock is not the first of its lock set. Only the first recognises copies.
         waited: the task must not wait any longer.
-        keeps_messages: whether Redis can store the message; a quorum cannot.
+        keeps_messages: whether the locks' Redis can store the message; a quorum of servers cannot.
     """
 
     asker: Asker = Asker.POOL

@@ -32,7 +32,7 @@ class Group(NamedTuple):
 
     @property
     def packed(self) -> list[object]:
-        """The flow option ``group``: name, limit and weight, as far as they are not the default."""
+        """The flow option ``group``: name, limit and weight, except default values."""
         if self.weight == 1:
             return [self.name, self.limit] if self.limit else [self.name]
         return [self.name, self.limit or 0, self.weight]

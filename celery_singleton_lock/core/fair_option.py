@@ -40,7 +40,7 @@ class Share(NamedTuple):
     """How the tasks of a lock are divided into groups, as declared.
 
     Args:
-        by: what names the group.
+        by: a template or callable that returns the name of the group.
         limit: permits that a group may hold at once; None for no limit of its own.
         weight: share of the starts, relative to the other groups.
     """
@@ -58,14 +58,14 @@ class Share(NamedTuple):
 
 
 def checked_by(what: str, value: object) -> ByOption | None:
-    """Return what names the group of a task.
+    """Return the option ``lock_fair_by`` or ``fair_by``: a template or callable for the group.
 
     Args:
         what: the option, for errors.
         value: its value.
 
     Raises:
-        ConfigurationError: it is no text and no callable.
+        ConfigurationError: it is neither a text nor a callable.
     """
     if value is None or is_computed(value):
         return value  # type: ignore[return-value]

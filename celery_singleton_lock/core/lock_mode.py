@@ -21,7 +21,7 @@ MODES: Final = (ENFORCE, OBSERVE, OFF)
 """From strict to lax."""
 
 ALL: Final = "*"
-"""Name of the switch for all tasks."""
+"""Name of the switch that applies to all tasks."""
 
 
 def laxer(one: str, other: str) -> str:

@@ -49,7 +49,7 @@ class Unnameable(Exception):
     """A value cannot be part of a lock name.
 
     Args:
-        told: returns the reason and what to change, in the given wording.
+        told: returns the reason and what to change, with the given words.
     """
 
     def __init__(self, told: Callable[[Wording], str]) -> None:

@@ -3,7 +3,7 @@
 :func:`compile_name` compiles a declaration once; :meth:`Namer.name` runs for each message. A name
 is the same in every process: arguments are bound to the signature, with defaults applied, and are
 written as :mod:`celery_singleton_lock.core.canonical_value` says. A str in a template is not
-quoted, so ``account:{account_id}`` gives one lock for ``42`` and ``"42"``.
+quoted, so ``account:{account_id}`` gives the same lock for ``42`` and ``"42"``.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def is_computed(value: object) -> bool:
 
 
 class Sent(NamedTuple):
-    """What is known of a call besides its arguments.
+    """What is known about a call besides its arguments.
 
     Args:
-        said: returns the queue of its message, and the headers that its sender has set.
+        said: returns the queue of the call's message, and the headers that its sender has set.
         call: lock options of this call alone.
     """
 

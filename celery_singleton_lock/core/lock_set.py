@@ -126,9 +126,10 @@ class LockSet(NamedTuple):
         parts: all locks, in order.
         at: index of the lock that it asks for, waits for or was granted. It holds all locks before.
         place: server microseconds of its arrival: its place in the queue of each lock.
-        left: the lock whose keys hold its message until it is stored at ``at``; None if the broker
-            has it.
-        frees: locks that are released before it is parked, because it starts again at the first.
+        left: the previous lock, which stores the message until the lock at ``at`` stores it; None
+            if the broker has the message.
+        frees: locks that are released before the message is parked, because the task starts over at
+            the first lock.
     """
 
     parts: tuple[Part, ...]

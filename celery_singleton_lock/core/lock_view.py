@@ -25,7 +25,7 @@ RUNS: Final = frozenset({"running", "preempted"})
 
 
 class WaitsFor(str, enum.Enum):
-    """What a task waits for before it may start; ``waits_for`` in admission.lua decides it."""
+    """What a task waits for before it may start; ``waits_for`` in admission.lua decides that."""
 
     REDIS = "redis"
     """Redis was replaced or restarted and grants nothing yet (``singleton_lock_quarantine``)."""
@@ -42,7 +42,7 @@ class WaitsFor(str, enum.Enum):
     FOLLOWING = "following"
     """It waits for the result of the task that was sent first (``lock_on_duplicate``)."""
     QUEUE = "queue"
-    """Others are before it."""
+    """Other waiters are before it in the queue."""
     WORKER = "worker"
     """No live worker that declares the task consumes its queue."""
 
@@ -164,28 +164,28 @@ class LockView:
         holders: holders with unexpired leases, by end of lease.
         waiters: the first of the queue, in order.
         waiting: length of the queue.
-        adrift: how many parked messages are next and no live worker takes.
-        bodies: how many messages are stored.
+        adrift: number of parked messages that are next and that no live worker takes.
+        bodies: number of stored messages.
         limit: permits in force; 0 if the lock is idle.
         fencing_token: number of the last grant.
-        counters: number of grants, lapsed leases …, counted until the lock's keys expire.
+        counters: numbers of grants, lapsed leases and so on, since the lock's keys were created.
         paused: the reason that an operator gave for a pause; empty if the lock is not paused.
         pause_left: seconds until this pause ends by itself; 0: only an operator ends it.
         limit_set: whether an operator has set the limit, in place of the tasks' own.
         limit_left: seconds until the tasks' limit is in force again; 0: until an operator acts.
         limit_computed: whether the limit was computed from the arguments of a task.
         waits_for: what the next task waits for; None if a permit is free.
-        next_look: seconds until that can change by time alone; 0 if only an operation on the lock
-            can change it.
+        next_look: seconds until ``waits_for`` can change by time alone; 0 if only an operation on
+            the lock can change it.
         rates: the rates in force.
-        closed_for: seconds for which it is closed by a task or client; 0 if it is not. Beside that
-            it may be paused.
+        closed_for: seconds for which it is closed by a task or client; 0 if it is not. It may be
+            paused as well.
         closed: who has closed it, and why.
         rates_set: whether an operator has set rates, in place of the tasks' own.
         rates_left: seconds until the tasks' rates are in force again; 0: until an operator acts.
         groups_waiting: number of groups that have a waiter.
-        groups: at most ten of them, those with most waiters first. Of the groups that are below
-            their limits, and of those at their limits, the first 500 are compared.
+        groups: at most ten of them, those with most waiters first. Only the first 500 groups below
+            their limits, and the first 500 at their limits, are compared.
     """
 
     name: str
@@ -256,7 +256,7 @@ class Parked(NamedTuple):
     Args:
         waiting: their number.
         oldest: seconds since the oldest of them arrived at a worker.
-        size: their size in bytes, without what Redis needs besides.
+        size: their size in bytes, without the memory that Redis needs for each in addition.
     """
 
     waiting: int

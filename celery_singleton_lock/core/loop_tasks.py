@@ -13,7 +13,7 @@ LAST_WAIT: Final = 1.0
 """Longest time in seconds for which a loop waits at its end for the tasks that it cancels."""
 
 AGAIN: Final = 0.05
-"""Seconds after which a task that has lost its cancellation is cancelled again."""
+"""Seconds after which a task that has not ended is cancelled again."""
 
 tasks: set[asyncio.Task[Any]] = set()
 """The tasks that have not ended; a loop has only weak references to them."""

@@ -19,10 +19,10 @@ SCHEMA: Final = "1"
 """Version of the data model in Redis, of locks without flow control."""
 
 FLOW_SCHEMA: Final = "2"
-"""Version of the data model from the start of a worker on whose tasks declare flow options."""
+"""Version of the data model once a worker whose tasks declare flow options has started."""
 
 SCHEMAS: Final = (SCHEMA, FLOW_SCHEMA)
-"""The versions that this one can use; a worker refuses others."""
+"""The versions of the data that this version of the package can use; a worker refuses others."""
 
 ALIVE: Final = 3.0
 """Seconds for which a worker counts as alive after a heartbeat; it sends one about every second."""
@@ -32,7 +32,7 @@ REMEMBERED: Final = 10
 number in fleet/worker_heartbeat.lua."""
 
 CLAIM_LEASE: Final = 5.0
-"""Seconds within which a waiter must claim its grant, or its worker renew it."""
+"""Seconds within which a waiter must claim its grant, or its worker must renew it."""
 
 
 class CurrentLock(Protocol):
@@ -117,7 +117,7 @@ class CurrentLock(Protocol):
         Args:
             amount: how much more was used; it counts from now on, also above the rate. Below 0: how
                 much less. At most the cost of the start is given back, as far as it still counts.
-            id: a further charge with the same id changes nothing. None: each call counts once.
+            id: a second charge with the same id changes nothing. None: every charge counts.
             rate: the rate to correct, as ``"1000/m"``; None: all rates that have a cost.
             name: the lock, if the task has several.
 
@@ -146,7 +146,7 @@ class Verdict(str, enum.Enum):
     RELEASED = "released"
     """The token held the lock or waited for it, and no longer does."""
     TOO_COSTLY = "too_costly"
-    """The start costs more than a rate of the lock allows at all, so it would wait for ever."""
+    """The start costs more than a rate of the lock ever allows, so it would wait for ever."""
     CHARGED = "charged"
     """The usage of the lock's rates was corrected, now or by an earlier call with the same id."""
     ABSENT = "absent"
@@ -161,13 +161,15 @@ class Ending(str, enum.Enum):
     AGAIN = "again"
     """The task runs again: its stored message, or its twin, returns to the queue.
 
-    It keeps its place. If it has returned before after it had begun, it waits for a growing delay
-    instead, and others pass.
+    It keeps its place. If it returns for a second time after it had begun, it waits for a growing
+    delay instead, and others pass.
     """
     UNREAD = "unread"
-    """No worker could read the message. It returns after a delay, and the return is counted."""
+    """No worker could read the message. It returns to the queue after a delay, and the return is
+    counted."""
     REFUSED = "refused"
-    """Redis refuses another lock of the task. Its message returns after a delay, not counted."""
+    """Redis refuses another lock of the task. Its message returns after a delay, and
+    the return is not counted."""
     REJECT = "reject"
     """The task has rejected its message. A stored message is delivered to be dead-lettered."""
     KEEP = "keep"
@@ -175,19 +177,19 @@ class Ending(str, enum.Enum):
     LATER = "later"
     """The task has raised ``RetryLater``: its stored message returns to the queue at its place.
 
-    Its wait goes on, and the return is not counted. The lock is closed for a time, unless that is
-    left out."""
+    Its wait continues, and the return is not counted. The lock is closed for a time, if one is
+    given."""
     HOLD = "hold"
     """The task has succeeded, and its permit stays taken for a while (``lock_hold_for``)."""
     CANCEL = "cancel"
-    """A waiter leaves the queue. If it was granted meanwhile, it keeps the grant: the reply says
-    so."""
+    """A waiter leaves the queue. If it was granted meanwhile, it keeps the grant, and the reply
+    says so."""
     RETURN = "return"
-    """A granted message returns to its place. If it has begun, it keeps the lock: the reply says
-    so."""
+    """A granted message returns to its place. If its task has begun, it keeps the lock, and the
+    reply says so."""
     OFFER = "offer"
-    """A granted message goes to another worker. If it has begun, or no other worker has a free
-    slot, it keeps the grant: the reply says so."""
+    """A granted message goes to another worker. If its task has begun, or no other worker has a
+    free slot, it keeps the grant, and the reply says so."""
 
 
 class Preempted(NamedTuple):
@@ -237,12 +239,13 @@ class Claim(NamedTuple):
         limit: permits of the lock.
         place: server microseconds of the arrival, which sort the queue; 0 for "now".
         max_waiting: longest queue that may be joined; None for no limit.
-        copy: whether this may be a second delivery of a message that waits, runs or has ended: the
-            broker marks it as redelivered, or a worker published it. :data:`CLAIM_UNANSWERED` for a
-            granted message that is parked again: its delivery ends, and it queues at its old place.
-            Server microseconds: it may be one, and the message is known to have arrived first
-            then; an earlier end is that of another call with its task id.
-        replace: if the queue is full, the message takes the room of the oldest of its task.
+        copy: 1 if this may be a second delivery of a message that waits, runs or has ended: the
+            broker marks it as redelivered, or a worker published it; else 0. A larger number is the
+            time (server microseconds) at which such a message first arrived: if an attempt with the
+            same name ended before that, it was another call with the same task id.
+            :data:`CLAIM_UNANSWERED` for a granted message that is parked again: its delivery ends,
+            and it queues at its old place.
+        replace: if the queue is full, the message replaces the oldest one of its task.
         flow: flow options, see :func:`celery_singleton_lock.core.rate.packed`; empty for none.
         later: the task acquires other locks before it starts. A later
             :meth:`~celery_singleton_lock.store.base.LockStore.claim` counts the start at the rates.
@@ -266,13 +269,14 @@ SHORTEST: Final = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A permit that stays taken after a task, or a time that another ending needs.
+    """A permit that stays taken after a task, or the time that LATER and REFUSED need.
 
     Args:
         attempt: the attempt that may use it, if the task is retried; empty if none may. With LATER:
             who closes the lock, and why, for people. With REFUSED: the name of the refused lock.
-        seconds: how long it stays taken at most, or the lock is closed, or the message is delayed.
-        since: monotonic time from which on the seconds count; 0: from the release on.
+        seconds: longest time for which it stays taken; with LATER, for which the lock is closed;
+            with REFUSED, for which the message is delayed.
+        since: monotonic time from which the seconds count; 0: from the release.
     """
 
     attempt: str
@@ -330,7 +334,7 @@ class Reply(NamedTuple):
         limit: permits in force (the lowest limit of all holders and waiters).
         paused: the reason that an operator gave for a pause, if that is why nothing was granted.
         closed: who has closed the lock for a time, and why, if that is why nothing was granted;
-            ``next_look`` is the rest of the time.
+            ``next_look`` is the time that is left.
         repeated: an earlier request for this release got no answer and may have released the
             lock, so ABSENT does not mean that the lock was lost.
         waits_for: why the verdict is BLOCKED, FULL or WAITING; None for other verdicts, and if the

@@ -41,9 +41,8 @@ class Delivery:
         verdict: ``granted``, or why it must end without having run: ``overdue`` (it has waited too
             long), ``replaced`` (by a later message), ``revoked`` or ``rejected`` (by its task),
             ``too_costly`` (its start costs more than the lock's rate) or ``above_rate`` (it does
-            not wait for the rate). ``following``: the task that it follows has ended. Or
-            ``preempted``: it is no message, but tells that the task which runs under this token
-            must end.
+            not wait for the rate). ``following``: the task that it follows has ended. ``preempted``
+            is not a message: the task that runs under this token must end.
         waited: seconds since it arrived.
         by: the attempt that replaced or preempts it, or the id of the task that it follows.
         returns: how often it has returned unfinished or unread.
@@ -116,7 +115,7 @@ class ParkedMessage(NamedTuple):
         token: owner token under which it was parked.
         task: name of the task.
         task_id: id of the task.
-        moved: whether it was parked before, and has been at the broker since.
+        moved: whether it was parked before, and was sent to the broker in between.
     """
 
     lock: str

@@ -11,9 +11,9 @@ class Age(enum.IntEnum):
     """What is known about the age of a call, compared with others of its task."""
 
     NEW = 1
-    """It is as old as its arrival says."""
+    """Its age is the time since its arrival."""
     RETRY = 0
-    """It is older than each new call: its first attempt has ended."""
+    """It is a retry, and older than every new call: its first attempt has ended."""
     COPY = -1
     """The broker has delivered it again: it may be older or newer than calls that came before.
 
@@ -24,7 +24,7 @@ def packed_preempt(most: int, age: Age = Age.NEW) -> list[int]:
     """Return the value for the scripts.
 
     Args:
-        most: how many calls of the task are preempted in a row at most.
+        most: largest number of calls of the task that are preempted in a row.
         age: of this call.
     """
     return [most, int(age)]

@@ -19,7 +19,7 @@ MOST: Final = 86_400
 """Longest head start in seconds; the shortest is its negative."""
 
 PriorityOption: TypeAlias = float | str | Callable[..., float]
-"""Seconds of head start, a template of the arguments, or a function of them."""
+"""Seconds of head start, a template of the arguments, or a callable that takes them."""
 
 PriorityOf = Callable[[Sequence[Any], Mapping[str, Any], Sent | None], "HeadStart"]
 """Arguments of a call -> its head start."""
@@ -75,7 +75,8 @@ def checked_priority(what: str, priority: object) -> PriorityOption:
         priority: its value.
 
     Raises:
-        ConfigurationError: it is no number in the range, no template with a field, and no callable.
+        ConfigurationError: it is neither a number in the range, nor a template with a field, nor a
+            callable.
     """
     if callable(priority):
         return priority

@@ -41,7 +41,7 @@ MAX_COST: Final = 10**12
 """Highest cost of a start, and highest amount of a charge."""
 
 Cost: TypeAlias = int | str | Callable[..., int]
-"""A number, a template of arguments, or a function of them."""
+"""A number, a template of the arguments, or a callable that takes them."""
 
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _TEXT: Final = re.compile(r"\s*(\d{1,10})\s*/\s*(\d{0,10})\s*([smhd])\s*", re.ASCII)
@@ -65,7 +65,8 @@ class Rate:
         cost: how much one start counts: a whole number, a template of the arguments
             (``"{tokens}"``), or a callable with the signature of the task or function that returns
             the number. None: the rate counts starts. A rate with a cost counts 1 for callers that
-            declare none, and can be charged later. It is another rate than one without a cost.
+            declare none, and can be charged later. A rate with a cost and one without a cost are
+            two different rates.
 
     Raises:
         ConfigurationError: the rate cannot be read, is out of range, or its options contradict.
@@ -121,7 +122,7 @@ class Rate:
         """Return a cost that a start may have.
 
         Raises:
-            ConfigurationError: it is no whole number of 0 or more, or above the rate.
+            ConfigurationError: it is not a whole number of 0 or more, or is above the rate.
         """
         if type(cost) is not int or cost < 0:
             remedy = ". Round it, for example with math.ceil" if isinstance(cost, float) else ""
@@ -189,7 +190,7 @@ class Rate:
 
     @property
     def key(self) -> str:
-        """Identifies the rate among those of a lock: of two with one key the lower is in force."""
+        """Identifies a rate of a lock. Of two rates with one key, the lower is in force."""
         return f"{self.kind} {self.period}" + ("" if self.cost is None else " cost")
 
     def __str__(self) -> str:
@@ -238,7 +239,7 @@ def parsed(text: str) -> Rate:
     """Return the rate that :func:`described` has written; with :data:`BY_COST`, a start costs 1.
 
     Raises:
-        ConfigurationError: it is no such text.
+        ConfigurationError: it is not such a text.
     """
     plain = text.removesuffix(BY_COST)
     cost = None if plain == text else 1
@@ -347,8 +348,9 @@ def packed(
             :mod:`celery_singleton_lock.core.priority`.
         group: its group, if the lock is shared fairly.
         settle: how its message settles before it queues.
-        unique: its entry among the unique calls, or that of the task which it follows.
-        preempt: how many calls of its task are preempted in a row at most; None: none is.
+        unique: its entry among the unique calls, or the entry of the task that it follows.
+        preempt: largest number of calls of its task that are preempted in a row; None: none is
+            preempted.
     """
     options: dict[str, object] = {}
     if rates:
@@ -381,7 +383,7 @@ def why_never(excess: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def unpacked(flow: str) -> tuple[Rate, ...]:
-    """Return the rates of which :func:`packed` has made these flow options."""
+    """Return the rates in flow options that :func:`packed` has made."""
     found = json.loads(flow).get("rates", ()) if flow else ()
     return tuple(
         Rate(
@@ -404,7 +406,7 @@ def overridden_by(flow: str, other: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def logged_later(flow: str) -> str:
-    """Return flow options with which a grant is no start yet: a later claim logs it."""
+    """Return flow options with which a grant does not count as a start; a later claim counts it."""
     return json.dumps({**json.loads(flow), "later": True}, separators=(",", ":"))
 
 
@@ -415,7 +417,7 @@ def ending_at_rate(flow: str) -> str:
 
 
 def lowest(rates: Iterable[Rate]) -> tuple[Rate, ...]:
-    """Return these rates; of several with one kind and period only the lowest."""
+    """Return these rates; of rates with the same kind and period, only the lowest."""
     found: dict[str, Rate] = {}
     for rate in rates:
         known = found.setdefault(rate.key, rate)

@@ -1,4 +1,4 @@
-"""The states of a record in Redis, of a holder or waiter, and the moves between them.
+"""The states of a holder's or waiter's record in Redis, and the moves between them.
 
 The scripts make the moves. The diagram in the documentation is generated from this table.
 """
@@ -29,8 +29,8 @@ class RecordState(str, enum.Enum):
     SETTLING = "settling"
     """A stored message joins the queue unless a later one replaces it (``lock_debounce``)."""
     FOLLOWING = "following"
-    """A stored message of a duplicate waits for the end of the first task, and has its result
-    then (``lock_on_duplicate="follow"``)."""
+    """A stored message of a duplicate waits for the end of the first task, and then ends with its
+    result (``lock_on_duplicate="follow"``)."""
     OVERDUE = "overdue"
     """A stored message has waited too long. It is delivered so that its task fails."""
     REPLACED = "replaced"

@@ -195,11 +195,11 @@ class Keyspace:
         return f"{self.bucket(bucket_of(name))}:{key_name(name)}:attempts"
 
     def vote(self, name: str) -> str:
-        """Return the hash of the vote of one server of a quorum."""
+        """Return the hash with the vote of one server of a quorum."""
         return f"{self.bucket(bucket_of(name))}:{key_name(name)}:vote"
 
     def gone(self, name: str, token: str) -> str:
-        """Return the round up to which a server of a quorum refuses votes of a token."""
+        """Return the key with the round up to which a quorum's server refuses a token's votes."""
         return f"{self.bucket(bucket_of(name))}:{key_name(name)}:gone:{token}"
 
     @property
@@ -212,7 +212,7 @@ class Keyspace:
         return f"{self.bucket(bucket_of(name))}:waited"
 
     def due(self, bucket: int) -> str:
-        """Return the locks of one bucket that a sweep must examine."""
+        """Return the sorted set of the locks of one bucket that a sweep must examine."""
         return f"{self.bucket(bucket)}:due"
 
     def index(self, bucket: int) -> str:
@@ -259,7 +259,7 @@ class Keyspace:
         return f"{self.fleet}:running"
 
     def running_of(self, worker: str) -> str:
-        """Return the list of the tasks that a worker has had for seconds. It expires."""
+        """Return the sorted set of the tasks that a worker has had for seconds. It expires."""
         return f"{self.running}:{worker}"
 
     @property

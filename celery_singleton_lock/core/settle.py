@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 
 class Settle(NamedTuple):
-    """A quiet period. Each later message of the task and lock replaces the one that settles.
+    """A quiet period. Each later message of the same task and lock replaces the one that settles.
 
     Args:
         quiet: seconds without a further message after which the newest one queues.
-        most: seconds after the first message at which the newest one queues at the latest; None for
-            no limit.
+        most: seconds after the first message after which the newest one queues in any case; None
+            for no limit.
         run_first: whether the first message queues at once, if none came within ``quiet``.
     """
 

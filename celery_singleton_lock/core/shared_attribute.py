@@ -23,7 +23,7 @@ class SharedAttribute(Generic[T]):
         self.__doc__ = make.__doc__
 
     def __set_name__(self, owner: type, name: str) -> None:
-        """Keep the value under the attribute's name, so that Python finds it without a call."""
+        """Store the value under the attribute's name, so that Python finds it without a call."""
         self._name = name
 
     @overload

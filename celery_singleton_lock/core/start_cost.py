@@ -31,13 +31,14 @@ def compile_costs(
         task_name: name of the task.
         run: the task's function; its signature is used.
         rates: the rates of its lock.
-        bound: ``run`` is a method that gets ``self``: a callable gets it too, and a template does
-            not know it.
+        bound: ``run`` is a method that gets ``self``. A callable cost gets it, too; a template
+            cannot name it.
         wording: words for the task in error texts.
 
     Returns:
-        A function of the arguments of a call. It raises LockCostError if a cost is no whole number,
-        is negative or above the rate, and ``ArgumentsDoNotBind`` if the task cannot be called.
+        A function of the arguments of a call. It raises LockCostError if a cost is not a whole
+        number, is negative or above the rate, and ``ArgumentsDoNotBind`` if the task cannot be
+        called.
 
     Raises:
         ConfigurationError: a template or callable does not fit the task.

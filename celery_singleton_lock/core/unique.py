@@ -13,7 +13,7 @@ MOST_PENDING: Final = 30.0
 
 
 MOST_KEPT: Final = 366 * 86400
-"""Seconds for which the entry of a sent call stays at most."""
+"""Longest time in seconds for which the entry of a sent call stays."""
 
 
 class UniqueCall(NamedTuple):
@@ -24,8 +24,8 @@ class UniqueCall(NamedTuple):
         key: text that two calls of one lock share if they are alike.
         until_start: whether the next one may be sent once the task has started.
         most: seconds for which the entry stays while the broker has the message.
-        late: whether the broker has the message until the task has ended.
-        follows: id of the first task, if this call is a duplicate that has its result.
+        late: whether the broker keeps the message until the task has ended (late acknowledgement).
+        follows: id of the first task, if this call is a duplicate that ends with its result.
     """
 
     lock: str
@@ -69,7 +69,7 @@ class EntryState(Enum):
     """What is known of the call that was sent before."""
 
     ANNOUNCED = "announced"
-    """None was sent: the caller sends this one."""
+    """No call like it was sent before: the caller sends this one."""
 
     PENDING = "pending"
     """Its sender has announced it, and may not have sent it yet."""

@@ -21,8 +21,8 @@ def compile_unique_key(
     Args:
         task_name: name of the task.
         run: the task's function; its signature is used.
-        key: a template or a callable with the task's parameters; None: each two calls of the task
-            with one lock are alike.
+        key: a template or a callable with the task's parameters; None: all calls of the task with
+            the same lock are alike.
 
     Returns:
         A function of the arguments of a call. It raises ``ArgumentsDoNotBind``, or LockNameError
