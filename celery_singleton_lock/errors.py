@@ -15,12 +15,12 @@
         ├── LockLost                              the lock was held and then lost
         ├── LockConflict                          the lock is busy, and the policy is "fail"
         ├── DuplicateTask                         a call like this one was sent before
-        ├── LockCostError                         a start costs more than the rate, or no number
-        ├── LockQueueFull                         the lock is busy, and its queue is full
+        ├── LockCostError                         the cost of a start is above the rate, or no
+        number ├── LockQueueFull                         the lock is busy, and its queue is full
         ├── MaxReturnsExceeded                    the message has returned too often
         ├── LockWaitTimeout                       the wait has timed out
         │   └── LockTimeout                       the same for Lock and @locked, with the holder
-        └── LockReentered                         the holder has acquired the lock again
+        └── LockReentered                         the holder acquires the lock again
 
 :class:`LockNotOwned` and :class:`LockLost` are final. After a :class:`BackendError` you may try
 again.
@@ -126,7 +126,7 @@ class LockLost(LockError):
 
 
 class _LockBusy(LockError):
-    """An error with what is known of the holder."""
+    """An error with the known facts about the holder."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class LockConflict(_LockBusy):
         name: the lock's name.
         holder: text that names the holder (task, worker), or an empty string.
         expires_in: seconds left of the holder's lease, 0 if unknown.
-        waits_for: why it was not granted: ``holder``, ``rate``, ``pause``, ``redis`` or
+        waits_for: why it was not granted: ``holder``, ``rate``, ``pause``, ``redis``, ``group`` or
             ``queue``; or empty.
     """
 
@@ -186,7 +186,7 @@ class DuplicateTask(LockError):
 
 
 class LockCostError(LockError, ValueError):
-    """A start can never be allowed: its cost is no whole number, or above the rate of the lock.
+    """A start can never be allowed: its cost is not a whole number, or is above the lock's rate.
 
     The task fails with it and does not run: when it asks for its lock, or if it is parked, when it
     is next.

@@ -1,4 +1,4 @@
-"""Values as people read them in errors, log lines and command output (pure)."""
+"""Converts values to text for errors, log lines and command output (pure)."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def meant(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def count_meant(value: object) -> str:
-    """Return what to write instead of a count that is no int; empty if unknown."""
+    """Return what to write instead of a count that is not an int; empty if unknown."""
     if isinstance(value, int):  # out of range: the caller reports that
         return ""
     text = value.strip() if isinstance(value, str) else repr(value)
@@ -125,7 +125,7 @@ _COUNT: Final = re.compile(r"([1-9]\d{0,8})(?:\.0)?", re.ASCII)
 
 
 def seconds_meant(value: object) -> str:
-    """Return what to write instead of a duration that is no number; empty if unknown."""
+    """Return what to write instead of a duration that is not a number; empty if unknown."""
     if isinstance(value, dt.timedelta):
         return f"use its .total_seconds(), {value.total_seconds():.10g}"
     match = _DURATION.fullmatch(value.lower()) if isinstance(value, str) else None

@@ -50,7 +50,7 @@ BUCKETS: Final = (0.005, 0.02, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
 
 COUNTERS: Final = {
     "celery_lock_acquired": "Tasks that got their lock.",
-    "celery_lock_blocked": "Tasks that found their lock busy: what became of them, and why.",
+    "celery_lock_blocked": "Tasks that found their lock busy, by what they did and why.",
     "celery_lock_delivered": "Parked tasks that went to a pool, by verdict.",
     "celery_lock_replaced": "Parked tasks that a later one replaced.",
     "celery_lock_preempted": "Running tasks that had to end for a later one.",
@@ -139,7 +139,7 @@ THREADS: Final = {
 
 FLEET: Final = {
     "celery_lock_parked": "Messages of all workers that are parked now, by queue.",
-    "celery_lock_parked_bytes": "Their size, without what Redis needs besides.",
+    "celery_lock_parked_bytes": "Their size, without the memory that Redis needs in addition.",
     "celery_lock_oldest_parked_seconds": "Age of the oldest of them.",
     "celery_lock_fleet_up": "Whether the locks' Redis answered this scrape.",
 }

@@ -16,10 +16,10 @@ _POSITIONAL: Final = tuple(inspect.signature(Celery.send_task).parameters)[1:]
 
 
 def install(app: Celery) -> None:
-    """Let ``app.send_task`` know ``lock_unique``, and the lock options of one call.
+    """Make ``app.send_task`` apply ``lock_unique`` and the lock options of one call.
 
-    An app whose tasks are used does that itself. Call it in a program that only sends tasks by name
-    (``app.send_task``, beat, ``signature("name")``), and declare there each task with
+    An app that uses its own tasks does that by itself. Call this in a program that only sends tasks
+    by name (``app.send_task``, beat, ``signature("name")``), and declare there each task with
     ``lock_unique`` under its name, with its parameters and lock options; its body is not used.
     A second call has no effect.
 
@@ -46,9 +46,9 @@ def install(app: Celery) -> None:
 
 
 def _sender(app: Celery, given: dict[str, Any]) -> Callable[..., Any] | None:
-    """Return what sends a call with its lock options.
+    """Return a function that sends a call with its lock options.
 
-    None if ``task.apply_async`` has called, or if the task has no lock.
+    Return None if ``task.apply_async`` is the caller, or if the task has no lock.
     """
     if given.get("task_type") is not None or not isinstance(given.get("name"), str):
         return None

@@ -42,7 +42,7 @@ _POSITIONAL: Final = ("task_id", "producer", "link", "link_error", "shadow")
 """Parameters of Celery's ``apply_async`` that may follow ``args`` and ``kwargs`` by position."""
 
 _CANVAS: Final = ("link", "chain", "chord", "group_id", "replaced_task_nesting")
-"""If a call has one of these options, other tasks wait for its end."""
+"""If a call has one of these options, other tasks depend on its end."""
 
 _clock: Final = SystemClock()
 
@@ -93,12 +93,12 @@ class Call(NamedTuple):
 
     @property
     def retries(self) -> int:
-        """Number of its attempt; 0 for the first."""
+        """Number of its retries; 0 for the first attempt."""
         return int(self.sending.get("retries") or 0)
 
     @property
     def must_be_sent(self) -> bool:
-        """Whether it is sent even if it is a duplicate: others wait for its end, or it is a retry.
+        """Whether it is sent even if it is a duplicate: other tasks depend on it, or it is a retry.
 
         The last task of a chain has an empty ``chain``. Only a task id of its own shows that a call
         is the body of a chord.
@@ -132,7 +132,7 @@ class Call(NamedTuple):
         return self.header_after("")
 
     def header_after(self, first: str) -> list[Any] | None:
-        """Return the header of a call that follows a task; empty: it is the first one."""
+        """Return the header of a call that follows the task ``first``; empty: it follows none."""
         unique = self.options.unique
         if isinstance(unique, float):
             return None
@@ -142,7 +142,7 @@ class Call(NamedTuple):
 
 
 def named(rest: tuple[Any, ...]) -> dict[str, Any]:
-    """Return positional arguments of Celery's ``apply_async``, after ``kwargs``, by name."""
+    """Return by name the positional arguments of Celery's ``apply_async`` after ``kwargs``."""
     return dict(zip(_POSITIONAL, rest, strict=False))
 
 
@@ -160,7 +160,7 @@ def send_unique(
         store: returns the store of the locks.
         send: sends a call with these options, and returns Celery's result.
         sending: the options of the call for Celery.
-        observers: hear of a duplicate.
+        observers: are notified of a duplicate.
 
     Returns:
         Celery's result, or that of the first call; ``duplicate`` says which.
@@ -174,7 +174,7 @@ def send_unique(
     except (ArgumentsDoNotBind, _WrongTime):
         return send(**sending)  # Celery raises the error
     if isinstance(unique.options.unique, float) and unique.retries:
-        return send(**sending)  # its time has begun with the first attempt
+        return send(**sending)  # its time counts from the first attempt
     try:
         found = _announced(unique, store())
     except BackendError as error:
@@ -290,11 +290,11 @@ def _shown(call: Call) -> tuple[str, str]:
 
 
 class _WrongTime(Exception):
-    """A value that Celery does not take as a time."""
+    """A value that Celery does not accept as a time."""
 
 
 def _seconds_until(moment: object) -> float | None:
-    """Return the seconds until a moment as Celery takes it: seconds from now, or a datetime."""
+    """Return the seconds until a time, which is a number of seconds from now, or a datetime."""
     if moment is None:
         return None
     if isinstance(moment, (int, float)):

@@ -120,7 +120,7 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
     def _lock_send(
         self, send: Callable[..., Any], args: Any, kwargs: Any, options: dict[str, Any]
     ) -> Any:
-        """Send a call by ``send``, with its lock options in a header, unless it is a duplicate."""
+        """Send a call with its lock options in a header, unless it is a duplicate."""
         headers = options.get("headers")
         if headers is not None and not isinstance(headers, Mapping):
             options["headers"] = dict(headers)  # Celery takes pairs, too
@@ -140,10 +140,10 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
         return send_unique(call, extension.store, send, sending, extension.observers)
 
     def forget_call(self, args: Any = None, kwargs: Any = None, **options: Any) -> bool:
-        """Let a call be sent again whose message is lost, as after its queue was purged.
+        """Allow a call to be sent again if its message is lost, as after a purge of its queue.
 
-        Without this, it counts until its ``lock_unique_max`` is over. A task that is parked or runs
-        still counts.
+        Without this, the lost call counts until its ``lock_unique_max`` is over. The call of a task
+        that is parked or runs still counts.
 
         Args:
             args: positional arguments of the call.
@@ -151,7 +151,7 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
             options: lock options of the call, and its ``headers``, if they are part of its names.
 
         Returns:
-            Whether a call like this one counted.
+            Whether a call like this one counted as sent.
 
         Raises:
             ConfigurationError: a lock option is invalid, or ``lock_keys`` has several locks.

@@ -82,7 +82,7 @@ def is_eager(get: Callable[[str, Any], Any]) -> bool:
 def _find_backend(
     get: Callable[[str, Any], Any], explicit: str | tuple[str, ...] | None
 ) -> tuple[str | tuple[str, ...] | None, str, dict[str, Any]]:
-    """Return the URL, its source (or why there is no URL), and the options that belong to it."""
+    """Return the URL, its source (or why there is none), and the options that belong to it."""
     if isinstance(explicit, str) and is_alias(explicit):
         return found_by_alias(explicit, f"{PREFIX}backend")
     if explicit is not None:

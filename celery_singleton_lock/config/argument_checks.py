@@ -38,7 +38,7 @@ _TOKEN: Final = re.compile(r"[\w-]{16,128}\.\d{1,9}", re.ASCII)
 
 
 def refuse_unknown(lock: type, options: Iterable[str]) -> None:
-    """Refuse options that a lock does not have, such as another package's.
+    """Refuse options that a lock does not have, such as those of another package's lock.
 
     Args:
         lock: class of the lock.
@@ -57,8 +57,8 @@ def refuse_unknown(lock: type, options: Iterable[str]) -> None:
 def goes_on_after_its_call(function: Callable[..., Any]) -> bool:
     """Return whether the body of a function may run after a call of it has returned.
 
-    True for a generator function. True also for a coroutine function behind a decorator that is a
-    plain function: it is not known whether that one awaits the coroutine.
+    True for a generator function. Also true for a coroutine function that is wrapped by a plain
+    function: it is not known whether that function awaits the coroutine.
     """
     if inspect.iscoroutinefunction(function):
         return False

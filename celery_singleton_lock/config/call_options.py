@@ -53,7 +53,7 @@ def check_names(task_name: str, given: object) -> Call:
         raise ConfigurationError(msg)
     for name in given:
         if name not in PER_CALL:
-            hint = meant(name, PER_CALL, cutoff=0.8)  # an option of the task is no misspelt one
+            hint = meant(name, PER_CALL, cutoff=0.8)  # an option of the task is not misspelt
             msg = (
                 f"task {task_name}: {name} cannot be given to one call. {supported}; declare "
                 f"others with the task.{hint}"

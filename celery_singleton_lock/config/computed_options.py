@@ -24,11 +24,11 @@ Value: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any], Sent | None], obj
 
 
 class Computed(NamedTuple):
-    """What the arguments of a call give.
+    """The values of options that were computed from the arguments of a call.
 
     Args:
         limit: permits; None if the limit is not computed.
-        rate: the rates, none if empty; None if they are not computed.
+        rate: the rates, which may be none; None if they are not computed.
     """
 
     limit: int | None = None
@@ -52,7 +52,7 @@ class ComputedOptions(LockOptions):
     """Options of one call, some of which were computed.
 
     Args:
-        computed: which, and their values.
+        computed: the values.
     """
 
     computed: Computed = dataclasses.field(default=Computed())

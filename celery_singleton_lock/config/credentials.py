@@ -24,7 +24,7 @@ def provider_of(value: object, source: str) -> CredentialProvider:
     Args:
         value: a provider; a class or function without arguments that returns one; or the import
             path of one of these, ``"package.module:name"``.
-        source: the setting that has it, for errors.
+        source: the setting that has the value, for errors.
 
     Raises:
         ConfigurationError: it cannot be imported or called, or is not a provider.

@@ -1,7 +1,8 @@
 """The Redis of an alias in Django's ``CACHES``: ``django-cache://locks``.
 
 Locks use the address, database, user, password and TLS options of the cache. They do not use its
-time-outs, retries, number of connections and serializer, which suit a cache and not a lock.
+time-outs, retries, number of connections and serializer: those are chosen for a cache, not for a
+lock.
 """
 
 from __future__ import annotations

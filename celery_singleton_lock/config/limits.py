@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 MIN_LEASE: Final = 1.0
-"""Seconds. After a third of a lease, the rest must suffice for a renewal and a second attempt."""
+"""Shortest lease in seconds: after a third of it, a renewal and a second attempt must fit in."""
 
 LONG_LEASE: Final = 300.0
 """Seconds; a longer lease causes a warning."""

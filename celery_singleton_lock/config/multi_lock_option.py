@@ -91,18 +91,18 @@ class Limit:
 
 
 def rates_in(lock_keys: Any) -> dict[Any, tuple[Rate, ...]]:
-    """Return the keys of the option ``lock_keys`` that have rates, with these."""
+    """Return the keys of the option ``lock_keys`` that have rates, each with its rates."""
     given = lock_keys.items() if isinstance(lock_keys, Mapping) else ()
     return {key: own.rates for key, own in given if isinstance(own, Limit) and own.rates}
 
 
 def idle_pairs(lock_keys: Any) -> list[tuple[Any, Any]]:
-    """Return pairs of keys where a call may hold the first lock for long without using it.
+    """Return pairs of keys of which a call may hold the first lock for long without using it.
 
     A call holds the first lock while it waits for the second one. The wait may be long, since one
     of the two has a rate. Meanwhile other calls wait for the first lock, even if their second lock
-    is another one. If the name of the first has all fields that the name of the second has, their
-    second lock is the same one, so these pairs are left out.
+    is another one. If the template of the first contains all fields of the second, calls with the
+    same first lock also have the same second lock, so such pairs are omitted.
     """
     rates = rates_in(lock_keys)
     pairs = [(one, other) for one in lock_keys for other in lock_keys] if rates else []

@@ -1,4 +1,4 @@
-"""One check for each option and setting, in one table: :data:`OPTIONS`.
+"""The checks of all options and settings. The table :data:`OPTIONS` lists them.
 
 Durations are in seconds. Errors name the task or setting, the value, and what to write instead.
 """

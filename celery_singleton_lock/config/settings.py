@@ -80,8 +80,8 @@ class LockOptions(SharedOptions):
         rate: how many tasks may start in a period; empty for no rate.
         on_rate: what a task does above the rate: ``park``, ``skip`` or ``fail``.
         priority: seconds of head start in the queue, as a number, a template or a callable.
-        fair_by: what names the group of a task, with which the others share the lock fairly. Of a
-            call, its :class:`~celery_singleton_lock.core.fair_group.Group`.
+        fair_by: a template, name or callable for the group of a task; groups share the lock fairly.
+            Of a call, its :class:`~celery_singleton_lock.core.fair_group.Group`.
         fair_limit: permits that a group may hold at once.
         fair_weight: share of the starts, relative to the other groups.
         debounce: seconds without a further call of the lock after which the newest call queues;
@@ -89,13 +89,14 @@ class LockOptions(SharedOptions):
         debounce_max: seconds after the first call of a burst at which its newest one queues at the
             latest; None for no limit.
         debounce_first: ``wait``, or ``run``: the first call after a quiet period does not wait.
-        unique: until when a call like one that was sent before is not sent: ``until_started``,
+        unique: how long no second call is sent that is like one that was sent: ``until_started``,
             ``until_done`` or a number of seconds; None: each is sent. Of a call, its
             :class:`~celery_singleton_lock.core.unique.UniqueCall`.
-        unique_key: a template or a callable for what makes two calls of one lock alike; None: that
-            they have the same lock.
+        unique_key: a template or a callable; two calls of one lock are alike if it gives the same
+            value for both. None: all calls of one lock are alike.
         on_duplicate: what ``apply_async`` does with such a call: ``existing`` returns the result of
-            the first one, ``raise`` raises DuplicateTask.
+            the first one, ``raise`` raises DuplicateTask, ``follow`` sends it, to end with the
+            result of the first one.
     """
 
     limit: int = 1
@@ -124,12 +125,12 @@ class LockOptions(SharedOptions):
 
     @property
     def follows(self) -> bool:
-        """Whether this call is a duplicate that has the result of the first one."""
+        """Whether this call is a duplicate that ends with the result of the first one."""
         return isinstance(self.unique, UniqueCall) and bool(self.unique.follows)
 
     @property
     def computed(self) -> Any:
-        """The values that the arguments of a call have given; None if there are none."""
+        """The options that were computed from the arguments of a call; None if none was."""
         return None
 
     @property
@@ -246,8 +247,8 @@ class Settings(SharedOptions):
             dropped: the broker's visibility time-out.
         max_body_bytes: size of the longest message that is parked; for a longer one ``on_full``
             applies.
-        max_parked: number of parked messages of one queue from which on workers do not consume
-            it; None for no limit.
+        max_parked: number of parked messages of one queue at which workers stop consuming it; None
+            for no limit.
         max_parked_bytes: likewise, the bytes of these messages.
         max_returns: how often a parked message may return before it is ended; None for no limit.
         quarantine: whether no lock is granted for one longest lease after the run id of the locks'

@@ -1,4 +1,4 @@
-"""Closing a lock for a time: checks of the arguments, and the text that people read."""
+"""Closing a lock for a time: checks of the arguments, and the text that commands show."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHORTEST: Final = 0.001
 """Shortest close in seconds: Redis counts in milliseconds."""
 
 LONGEST_WHY: Final = 500
-"""Characters that are stored of who closes a lock, and why."""
+"""Most characters that are stored of the text that says who closes a lock, and why."""
 
 
 def checked_close(seconds: object, why: object) -> tuple[float, str]:
@@ -25,7 +25,7 @@ def checked_close(seconds: object, why: object) -> tuple[float, str]:
         why: the reason, for people.
 
     Raises:
-        ConfigurationError: ``seconds`` is no number, or out of range; ``why`` is no str.
+        ConfigurationError: ``seconds`` is not a number, or is out of range; ``why`` is not a str.
     """
     if not isinstance(why, str):
         msg = f"why must be a str, which people read, not {a_kind(why)}: {why!r:.80}."

@@ -31,14 +31,14 @@ _SETTINGS: Final = tuple(option for option in OPTIONS if option not in TASK_ONLY
 """Names of all settings, without their prefix."""
 
 _SAME_PREFIX: Final = 0.9
-"""Similarity above which a prefix is taken for ours: above that of celery-singleton's."""
+"""Least similarity of a misspelt prefix to this package's; celery-singleton's is below it."""
 
 _SAME_OPTION: Final = 0.8
-"""Similarity from which what follows such a prefix is taken for an option."""
+"""Least similarity to an option of the text that follows such a prefix."""
 
 
 _PLAIN: Final = {option.replace("_", ""): option for option in TASK_OPTIONS}
-"""Options without underscores: ``lockkey``, ``LOCK_KEY`` and ``singleton_lock_key`` mean them."""
+"""Options without underscores, to recognise ``lockkey``, ``LOCK_KEY``, ``singleton_lock_key``."""
 
 
 def _plain(name: str) -> str:
@@ -141,14 +141,14 @@ def _spellings(setting: str, namespace: str | None) -> set[str]:
 
 
 def _spelled_like(name: str, text: str, namespace: str | None) -> str:
-    """Spell the settings in a text as ``name`` should be, which is one."""
+    """Spell the settings in a text in the way in which ``name``, a setting, should be spelt."""
     if namespace and (name.isupper() or name.lower().startswith(_prefix(namespace).lower())):
         return spelled_in(namespace, text)
     return text
 
 
 def _misspelt(name: str) -> str | None:
-    """Return the option of a setting that is close to a name; None if there is none."""
+    """Return the option whose setting has a similar name; None if there is none."""
     for mark in re.finditer("_", name):
         prefix, option = name[: mark.end()], name[mark.end() :]
         of_another = prefix[0] != PREFIX[0]  # such as my_singleton_lock_

@@ -90,7 +90,7 @@ def _safe_address(address: str) -> str:
 
 
 def realm_of(broker_url: str | Iterable[str] | None, master_name: str = "") -> str:
-    """Return a short hash that identifies a broker, whatever the credentials.
+    """Return a short hash that identifies a broker; it does not depend on the credentials.
 
     Args:
         broker_url: Celery's ``broker_url``: one, several in one text, or a list.

@@ -9,9 +9,9 @@ The decisions are plans (see :mod:`celery_singleton_lock.core.lock_steps`), the 
 :class:`~celery_singleton_lock.lock.sync.Lock`. This module runs them in asyncio tasks, which may be
 cancelled at any ``await``.
 
-A request that Redis may have received runs to its end, also if its task is cancelled. Otherwise a
+A request that Redis may have received runs to its end, even if its task is cancelled. Otherwise a
 release on another connection could overtake it, and nobody would own the lock that it grants. The
-cancellation continues after the lock is released.
+cancellation is raised after the lock was released.
 """
 
 from __future__ import annotations
@@ -263,12 +263,12 @@ class AsyncLock(LockBase):
         Args:
             amount: how much more was used; it counts from now on, also above the rate. Below 0: how
                 much less. At most the cost of the start is given back, as far as it still counts.
-            id: a further charge with the same id changes nothing. None: each call counts once.
+            id: a second charge with the same id changes nothing. None: every charge counts.
             rate: the rate to correct, as ``"1000/m"``; None: all rates that have a cost.
 
         Raises:
             LockNotOwned: this task does not hold the lock.
-            ConfigurationError: no such rate has a cost, or the amount is no whole number.
+            ConfigurationError: no such rate has a cost, or the amount is not a whole number.
             BackendError: Redis did not answer two attempts, or refused.
         """
         await self._do(self._charging(amount, id, rate))
@@ -300,8 +300,8 @@ class AsyncLock(LockBase):
             The seconds for which the lock is closed, which may be more than ``seconds``.
 
         Raises:
-            ConfigurationError: ``seconds`` is no number from 0.001 to 366 days, or the backend is a
-                quorum.
+            ConfigurationError: ``seconds`` is not a number from 0.001 to 366 days, or the backend
+                is a quorum.
             BackendError: Redis did not answer, or refused.
         """
         return await self._do(self._closing(seconds, why))
@@ -417,7 +417,7 @@ def _only_acquires(task: asyncio.Task[Any]) -> bool:
 
 
 def _watchdog_for(backend: Backend, prefix: str | None) -> AsyncWatchdog:
-    """Return the watchdog of this client or store in this process; it has the store."""
+    """Return the watchdog of this client or store in this process; its ``store`` is the store."""
     if isinstance(backend, (list, tuple)):
         _refuse_urls(backend)
         backend, prefix = quorum_for(AsyncQuorumStore, backend, prefix), None
@@ -428,7 +428,7 @@ def _watchdog_for(backend: Backend, prefix: str | None) -> AsyncWatchdog:
 
 
 def _refuse_urls(servers: Sequence[Any]) -> None:
-    """Refuse URLs: nobody would close their connections when the loop ends.
+    """Refuse URLs: no code would close their connections when the loop ends.
 
     Raises:
         ConfigurationError: there is one.

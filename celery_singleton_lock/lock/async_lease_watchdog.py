@@ -33,8 +33,8 @@ class AsyncWatchdog(Renewals):
     async def forget(self, token: str) -> None:
         """Stop renewing a lease. No renewal of it is sent after this returns.
 
-        Wait for a renewal in flight, but not longer than :data:`PATIENCE`: one that arrives after
-        the release does no harm. The timer ends with the last lease.
+        Wait for a renewal in flight, but not longer than :data:`PATIENCE`: a renewal that arrives
+        after the release has no effect. The timer ends with the last lease.
         """
         self.drop(token)
         if self._loop is not asyncio.get_running_loop():
@@ -80,7 +80,7 @@ class AsyncWatchdog(Renewals):
             self._set_timer()
 
     async def _run_safely(self) -> None:
-        """Run one round; no error ends the renewals (docs/traps.md, L12)."""
+        """Run one round. An error does not end the renewals (docs/traps.md, L12)."""
         try:
             self._count(await carry_out_async(self.round(), self._ask))
         except Exception as error:  # noqa: BLE001  # logged

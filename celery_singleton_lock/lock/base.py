@@ -1,4 +1,4 @@
-"""The common part of the locks for threads and for asyncio: everything except I/O.
+"""The common part of the locks for threads and for asyncio, which does no I/O.
 
 Requests to a store are plans (see :mod:`celery_singleton_lock.core.lock_steps`).
 :class:`~celery_singleton_lock.lock.sync.Lock` runs them in a thread,
@@ -124,11 +124,11 @@ class LockBase:
     """
 
     _who: ClassVar[str]
-    """The kind of holder, for errors: a thread or a task."""
+    """The kind of caller, for errors: a thread or a task."""
     _apart_by: ClassVar[str]
     """The option for ``apart``; empty if there is none."""
     _stood_still: ClassVar[str]
-    """Why a lease may not have been renewed although Redis answers."""
+    """Why a lease may not have been renewed although Redis answers, for errors."""
     _warns_of_long_lease: ClassVar[bool] = True
     """Whether a long lease is probably a mistake."""
 
@@ -393,7 +393,8 @@ class LockBase:
         have held the lock meanwhile.
 
         A release may have got no answer and yet have released the lock. If it is then repeated, by
-        the caller or by the Redis client (``reply.repeated``), an unknown token is no loss.
+        the caller or by the Redis client (``reply.repeated``), an unknown token does not mean that
+        the lock was lost.
         """
         repeated = hold.leaving
         hold.leaving = repeated or hold.left(self._clock) > 0
@@ -495,7 +496,7 @@ class LockBase:
         return closed
 
     def _resetting(self) -> Plan[Request, int]:
-        call = new_token()  # the same in both attempts
+        call = new_token()  # one id for both attempts
         held: int = yield from twice(lambda: _done(lambda store: store.reset(self.name, call=call)))
         return held
 

@@ -315,7 +315,7 @@ class _Guard:
             raise LockConflict(busy.message, *facts) from None
 
     def _once_by(self, who: object, name: str) -> AbstractContextManager[None]:
-        """Refuse a call that would wait for itself: each call has its own lock object.
+        """Refuse a nested call that would wait for the outer one; each has its own lock object.
 
         Raises:
             LockReentered: this thread or task already runs the function under this lock.

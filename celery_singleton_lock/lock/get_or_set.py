@@ -1,4 +1,4 @@
-"""A cached value that is computed once: other callers wait for it and read it.
+"""A cached value that one caller computes: other callers wait for it and read it.
 
 ::
 
@@ -74,7 +74,7 @@ class _Value(NamedTuple):
     loads: Callable[[Any], Any]
 
     def place(self) -> tuple[object, ...]:
-        """Return what identifies the value: its server and its key."""
+        """Return the server and the key of the value, which identify it."""
         pool = getattr(self.client, "connection_pool", None)
         options = getattr(pool, "connection_kwargs", {})
         server = tuple(options.get(name) for name in ("host", "port", "path", "db"))

@@ -11,10 +11,10 @@ from typing import Final
 logger: Final = logging.getLogger(__name__)
 
 RENEW_AT: Final = 1 / 3
-"""Age at which a lease is renewed, as a fraction of its length."""
+"""Age at which a lease is renewed, as a fraction of the length of the lease."""
 
 JOIN_AT: Final = 1 / 6
-"""Age from which a lease is renewed together with one that is due, as a fraction of its length."""
+"""Least age, as a fraction of its length, at which a lease is renewed together with a due one."""
 
 SLOW_RETRY: Final = 0.5
 """Longest time in seconds between two attempts of a failed renewal."""
@@ -36,8 +36,8 @@ class Lease:
             its object is gone, nobody can release the lock, and the lease is no longer renewed.
 
     Attributes:
-        ended: returns why nobody can release the lock any more; empty if somebody can.
-        failed: whether Redis answered the last renewal for other leases, and not for this one.
+        ended: returns why nobody can release the lock now; empty if somebody can.
+        failed: whether Redis answered the last renewal for other leases, but not for this one.
         warned: whether a refusal was logged since the last renewal.
     """
 
@@ -98,7 +98,7 @@ class Lease:
         self.confirm(asked + self.seconds)
 
     def not_answered(self, now: float) -> None:
-        """Note that Redis answered for other leases, and not for this one; ask again soon."""
+        """Note that Redis answered for other leases, but not for this one; ask again soon."""
         self.failed = True
         self.renew_at = now + min(SLOW_RETRY, self.seconds / 10)
 
@@ -122,7 +122,7 @@ class Lease:
         return min(renewal, self.valid_until) if self.held else renewal
 
     def abandoned(self) -> bool:
-        """Return whether nobody can release the lock any more."""
+        """Return whether nobody is left who can release the lock."""
         return self._listener() is None or bool(self.ended())
 
     def report(self) -> None:

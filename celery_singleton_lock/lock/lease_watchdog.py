@@ -26,13 +26,13 @@ LINGER: Final = 1.0
 """Seconds for which an idle thread stays."""
 
 STARTS: Final = 20
-"""If this many threads were started within :data:`LINGER`, an idle one stays for the next lease."""
+"""If so many threads were started within :data:`LINGER`, an idle one waits for the next lease."""
 
 LONG: Final = 10.0
 """Seconds; :meth:`Watchdog.watch_later` only notes leases that are at least this long."""
 
 NOTES_READ: Final = 1.0
-"""Longest time in seconds for which a lease is only noted: a tenth of :data:`LONG`."""
+"""Longest time in seconds until the thread reads a noted lease: a tenth of :data:`LONG`."""
 
 PATIENCE: Final = 1.0
 """Longest time in seconds for which :meth:`Watchdog.forget` waits for a renewal in flight."""
@@ -101,7 +101,7 @@ class Watchdog(Renewals):
 
         If a renewal is in flight, wait for its answer, so that the caller's release cannot
         overtake it. The wait is limited: a release must not hang if Redis does not answer. A later
-        renewal does no harm, because ``extend`` neither creates nor revives a lease, and tokens
+        renewal has no effect, because ``extend`` neither creates nor revives a lease, and tokens
         are used once.
 
         Args:
@@ -214,7 +214,7 @@ class Watchdog(Renewals):
             pass
 
     def _run_safely(self) -> bool:
-        """Run one round; no error ends the thread (docs/traps.md, L12).
+        """Run one round. An error does not end the thread (docs/traps.md, L12).
 
         Returns:
             Whether to continue.

@@ -21,7 +21,7 @@ class MemberLock(Lock):
     """A lock that may be acquired together with others, as a part of a :class:`MultiLock`."""
 
     later: bool = False
-    """Whether a rate counts the start not when the lock is acquired, but at :meth:`start`."""
+    """Whether a rate counts the start at :meth:`start` instead of when the lock is acquired."""
 
     @property
     def _request(self) -> Claim:

@@ -7,8 +7,8 @@ Threads and asyncio share these rules; the loops that apply them are in
 A lease is **lost** if Redis no longer knows its token after it was held, or if it has ended by the
 local monotonic clock (counted from before the last confirmed request was sent). If Redis answers
 that the token does not hold the lock, that is final. If it does not answer, the renewal is repeated
-until the lease has ended. No error ends the renewals. (In redisson an error ended the watchdog for
-good: its issues 3194 and 3712.)
+until the lease has ended. An error does not end the renewals. (In redisson an error ended the
+watchdog permanently: its issues 3194 and 3712.)
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Round:
 
     Args:
         renewed: number of leases that were renewed.
-        unknown: number of tokens that do not hold the lock, and were not known to have held it.
+        unknown: number of tokens that do not hold the lock, and never had a confirmed lease.
         lost: number of leases that were lost.
         failed: number of leases that were due when Redis did not answer.
     """
@@ -162,7 +162,8 @@ class Renewals:
             token: owner token.
             lease: seconds.
             held: False if the lock may not be acquired yet, because its task is on its way to a
-                pool slot: an unknown token is then no loss. It is held after its first renewal.
+                pool slot. Then a token that Redis does not know is not a lost lock. After the first
+                successful renewal the lock counts as held.
             valid_until: monotonic time until which it is held; None: one lease from now.
             on_lost: called once with name and token, from the watchdog's thread, if it is lost; a
                 bound method is referenced weakly (see :class:`Lease`).
@@ -193,7 +194,7 @@ class Renewals:
                 self._leases.pop(token, None)
 
     def confirm(self, token: str, valid_until: float | None = None) -> None:
-        """Note that another reply than a renewal's has confirmed a lease.
+        """Note that a reply to a request other than a renewal has confirmed a lease.
 
         Args:
             token: owner token; an unknown one is ignored.
@@ -250,8 +251,9 @@ class Renewals:
     def _collect_due(self, now: float) -> list[tuple[Lease, bool]]:
         """Return the leases to renew, each with whether it was held before the request.
 
-        Shorter leases join those that are due: a store waits for a silent master for a part of the
-        shortest lease that it is asked for, and nothing else is renewed meanwhile.
+        Shorter leases are renewed together with those that are due: a store waits for a silent
+        master for a part of the shortest lease in the request, and nothing else is renewed
+        meanwhile.
         """
         with self._mutex:
             self._read_notes()
@@ -281,7 +283,7 @@ class Renewals:
                 )
 
     def _drop_abandoned(self) -> None:
-        """Stop renewing the leases that nobody can release any more."""
+        """Stop renewing the leases of locks that nobody is left to release."""
         for lease in [lease for lease in self._leases.values() if lease.abandoned()]:
             del self._leases[lease.token]
             why = lease.ended()
@@ -391,7 +393,7 @@ class Renewals:
 
 
 def _ignore(_token: str, _by: str) -> None:
-    """Do nothing: only workers let a holder end."""
+    """Do nothing: only workers end a holder that is preempted."""
 
 
 def _one_each(leases: Sequence[Lease], answers: Sequence[Renewal]) -> Sequence[Renewal]:

@@ -121,7 +121,7 @@ async def _reset_all_of_cluster(nodes: AsyncClusterStore, pattern: str) -> int:
 
 
 def _resetting_all(operations: Operations, pattern: str, call: str) -> Steps[int]:
-    """Reset the locks that SCAN finds; with one id, a lock that it returns twice is reset once."""
+    """Reset the locks that SCAN finds; with one id, a lock that is found twice is reset once."""
     operations.scripts.update(load_admin_scripts())
     yield from operations.refuse_cluster_node()
     taken, cursor, match = 0, 0, match_of(operations.keyspace.prefix)

@@ -1,4 +1,4 @@
-"""Which calls run now, so that one that would wait for itself can be refused."""
+"""Records which calls run now, so that a call that would wait for itself can be refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 @contextmanager
 def noted(running: set[T], call: T) -> Iterator[None]:
-    """Keep a call in a set while a block runs.
+    """Keep a call in a set while the body of a ``with`` statement runs.
 
     A soft time limit may be raised at any line. A call that stayed in the set would be refused from
     then on.

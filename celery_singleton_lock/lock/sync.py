@@ -240,12 +240,12 @@ class Lock(LockBase):
         Args:
             amount: how much more was used; it counts from now on, also above the rate. Below 0: how
                 much less. At most the cost of the start is given back, as far as it still counts.
-            id: a further charge with the same id changes nothing. None: each call counts once.
+            id: a second charge with the same id changes nothing. None: every charge counts.
             rate: the rate to correct, as ``"1000/m"``; None: all rates that have a cost.
 
         Raises:
             LockNotOwned: this thread does not hold the lock.
-            ConfigurationError: no such rate has a cost, or the amount is no whole number.
+            ConfigurationError: no such rate has a cost, or the amount is not a whole number.
             BackendError: Redis did not answer two attempts, or refused.
         """
         self._do(self._charging(amount, id, rate))
@@ -277,8 +277,8 @@ class Lock(LockBase):
             The seconds for which the lock is closed, which may be more than ``seconds``.
 
         Raises:
-            ConfigurationError: ``seconds`` is no number from 0.001 to 366 days, or the backend is a
-                quorum.
+            ConfigurationError: ``seconds`` is not a number from 0.001 to 366 days, or the backend
+                is a quorum.
             BackendError: Redis did not answer, or refused.
         """
         return self._do(self._closing(seconds, why))
@@ -357,7 +357,7 @@ class Lock(LockBase):
 
 
 def _watchdog_for(backend: Backend, prefix: str | None) -> Watchdog:
-    """Return the watchdog of this client or store in this process; it has the store."""
+    """Return the watchdog of this client or store in this process; its ``store`` is the store."""
     if isinstance(backend, (list, tuple)):
         backend, prefix = quorum_for(QuorumStore, backend, prefix), None
     found: Watchdog = watchdog_for(

@@ -16,7 +16,7 @@ logger: Final = logging.getLogger(__name__)
 
 
 class UncancelledCalls:
-    """Runs calls one after another, each to its end, also if the calling task is cancelled.
+    """Runs calls one after another, each to its end, even if the calling task is cancelled.
 
     If the server does not answer, a cancelled caller continues after :data:`PATIENCE`, and the call
     continues in the background.

@@ -1,4 +1,4 @@
-"""How a caller acquires a lock, and waits for it: for threads, asyncio tasks and Celery tasks.
+"""Acquires a lock, and waits for it, in a thread, an asyncio task or a Celery task.
 
 :class:`LockWait` decides what to do next, without I/O. :func:`acquire_plan` is the plan from the
 first request to the last reply. If the lock is busy, the caller joins its queue and blocks on a
@@ -35,7 +35,7 @@ AFTER_LEASE: Final = 0.01
 """Seconds after the end of a holder's lease at which the first waiter asks again."""
 
 STAGGER: Final = 0.05
-"""Seconds by which a waiter asks later than the one before it, so that only one sweeps."""
+"""Seconds by which each waiter asks later than the waiter before it, so that only one sweeps."""
 
 NAP: Final = 0.25
 """Seconds between two requests while there is no connection on which to block."""
@@ -49,7 +49,7 @@ class Step(enum.Enum):
     WAIT = "wait"
     """Block on the wake list, for at most :attr:`LockWait.pause` seconds."""
     CLAIM = "claim"
-    """Begin to use a grant."""
+    """Claim a grant: begin to use it."""
     CANCEL = "cancel"
     """Leave the queue, because the wait has timed out."""
     HAVE = "have"
@@ -93,7 +93,7 @@ class LockWait:
 
     @property
     def liveness(self) -> float | None:
-        """Seconds for which the waiter stays queued without a request; None: it does not queue."""
+        """Seconds for which the waiter stays queued without a request; None: it never queues."""
         left = self.deadline - self.clock.monotonic()
         return min(LIVENESS, max(left, 0.0) + 1.0) if self.blocking else None
 
@@ -123,7 +123,7 @@ class LockWait:
         return Step.CLAIM if granted_by_another else Step.HAVE
 
     def _stay(self, reply: Reply) -> Step:
-        """Wait until the deadline, the next end of a lease, or the heartbeat."""
+        """Wait until the deadline, the next end of a lease, or the next request to stay queued."""
         self._queued = True
         left = self.deadline - self.clock.monotonic()
         self.pause = max(0.01, min(left, HEARTBEAT, _look_after(reply)))
