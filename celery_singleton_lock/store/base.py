@@ -6,8 +6,9 @@ need in addition is in :mod:`celery_singleton_lock.store.operator.base`.
 
 All methods are idempotent per token: a call may be repeated if its answer was lost. Most methods
 that change a lock also sweep it: they end lapsed leases and grant the lock to the next waiters.
-``extend``, ``close_for`` and those of unique calls do not. A store knows tokens, leases and queues,
-but neither threads nor Celery. Durations are in seconds, measured by the server's clock.
+``extend``, ``close_for`` and the operations of unique calls do not. A store knows tokens, leases
+and queues, but neither threads nor Celery. Durations are in seconds, measured by the server's
+clock.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class LockStore(Protocol):
             message holds the lock, waits for it, or is stored. DONE if its attempt has ended.
 
         Raises:
-            BackendError: the server is unreachable or refused. If the lock was acquired all the
-                same, a further call with the same token returns GRANTED.
+            BackendError: the server is unreachable or refused. If it granted the lock nevertheless,
+                a further call with the same token returns GRANTED.
         """
         ...
 
@@ -86,8 +87,8 @@ class LockStore(Protocol):
             name: the lock's name.
             lease: seconds.
             acks_early: delete the stored message (early acknowledgement).
-            kept_elsewhere: delete the message that is stored here: another lock of the task stores
-                it.
+            kept_elsewhere: delete the message that is stored at this lock, since another lock of
+                the task stores it.
             later: the task acquires other locks before it starts. If a message is stored here, it
                 is deleted. A later claim counts the start at the rates.
 
@@ -114,8 +115,8 @@ class LockStore(Protocol):
             token: the holder or waiter. Other tokens are not changed.
             ending: see :class:`Ending`.
             worker: id of the caller's worker, which is preferred for the next grant.
-            done_for: seconds for which copies of the attempt do not run, if copies are known.
-            mark: remember the end even if no copy is known.
+            done_for: seconds for which copies of the attempt are dropped, if copies are known.
+            mark: remember the end of the attempt even if no copy is known.
             reserve: with KEEP, the attempt for which the permit is reserved; if it waits already,
                 it is granted. With HOLD, how long nobody gets the permit. With LATER, for how long
                 the lock is closed, as by :meth:`close_for`; None: it is not.
@@ -192,8 +193,8 @@ class RatedStore(Protocol):
             token: the holder that has started.
             charge_id: a further call with the same id changes nothing, for at least the longest
                 period of the lock's rates.
-            amount: how much more it has used, which counts from now on; or, below 0, how much less.
-                At most the cost of the start is given back, as far as it still counts.
+            amount: how much more it has used, which counts from now on; below 0: how much less. At
+                most the cost of the start is given back, and only the part that still counts.
             rates: keys of the rates, see :attr:`Rate.key`.
 
         Returns:
@@ -207,14 +208,14 @@ class UniqueStore(Protocol):
     """The entries of unique calls (``lock_unique``); they change no lock."""
 
     def announce(self, name: str, key: str, task_id: str, *, instead_of: str = "") -> Announced:
-        """Say that a unique call is about to be sent, or find out which one was sent before.
+        """Announce that a unique call is about to be sent, or return the one that was sent before.
 
         Args:
             name: name of the lock that the call takes.
             key: text that two calls of this lock share if they are alike.
             task_id: id of the caller's task. Its own entry does not refuse it.
-            instead_of: id of a task for which the caller has waited in vain: it takes its place, if
-                that is still pending.
+            instead_of: id of a task whose confirmation the caller has awaited. If the entry of that
+                task is still pending, the caller's entry replaces it.
 
         Returns:
             ANNOUNCED: send it, then call :meth:`confirm_sent` or :meth:`withdraw`. Otherwise the
@@ -230,10 +231,10 @@ class UniqueStore(Protocol):
         """Note that the broker has the message of a call that was announced.
 
         Args:
-            name: likewise.
-            key: likewise.
-            task_id: likewise.
-            retries: of the attempt that was sent.
+            name: as for :meth:`announce`.
+            key: as for :meth:`announce`.
+            task_id: as for :meth:`announce`.
+            retries: number of retries of the attempt that was sent.
             seconds: for how long the entry stays, unless a worker parks or starts the task.
 
         Returns:
@@ -247,12 +248,12 @@ class UniqueStore(Protocol):
         Args:
             name: name of the lock that the call takes.
             key: text that two calls of this lock share if they are alike.
-            task_id: id of its task; empty: whichever it is.
-            retries: of its attempt.
+            task_id: id of its task; empty: that of any task.
+            retries: number of retries of its attempt.
 
         Returns:
-            Whether it has ended: not if the task is parked or holds the lock, or if its retry was
-            sent.
+            Whether the entry has ended. It stays if the task is parked or holds the lock, or if its
+            retry was sent.
         """
         ...
 
@@ -318,7 +319,7 @@ class MessageStore(Protocol):
             name: the lock's name.
             seal: see :class:`~celery_singleton_lock.core.parked_message.UntakenMessage`. Messages
                 that queue again, or were taken out by another call, are not changed.
-            tokens: of the messages.
+            tokens: owner tokens of the messages.
             sent: True: the broker has them; delete them here. If a worker has acknowledged the
                 published copy as a duplicate, the message queues again. False: all queue again.
             worker: id of the caller's worker, which is preferred for grants.
@@ -340,7 +341,7 @@ class MessageStore(Protocol):
 
         Args:
             name: the lock's name.
-            token: of the message. A holder is not changed.
+            token: owner token of the message. A holder is not changed.
             realm: broker that the message must come from.
             worker: id of the caller's worker, which is preferred for the delivery.
 
@@ -355,9 +356,9 @@ class MessageStore(Protocol):
         """Grant parked messages of tasks whose mode is not "enforce", whoever holds the locks.
 
         Args:
-            names: of locks.
-            tasks: names of these tasks.
-            most: most messages of one lock.
+            names: names of the locks.
+            tasks: names of the tasks.
+            most: largest number of messages of one lock.
             worker: id of the caller's worker, which is preferred for grants.
             realm: broker that the messages must come from.
 
@@ -367,11 +368,11 @@ class MessageStore(Protocol):
         ...
 
     def parked(self, realm: str, queues: Collection[str] | None = None) -> Mapping[str, Parked]:
-        """Return for each queue of a broker what is parked. Its cost does not grow with that.
+        """Return for each queue of a broker what is parked, at a cost that does not depend on it.
 
         Args:
             realm: hash of the broker's URL.
-            queues: only these; None for all with parked messages.
+            queues: names of the queues; None for all queues with parked messages.
         """
         ...
 
@@ -390,7 +391,7 @@ class MessageStore(Protocol):
         """Record, after a loss of data, which messages this worker still has or has ended.
 
         Args:
-            tokens: their bases, which are the same for all deliveries of a message.
+            tokens: the bases of their owner tokens; all deliveries of a message have the same base.
         """
         ...
 
@@ -398,8 +399,8 @@ class MessageStore(Protocol):
         """Record lost parked tasks, for ``locks doctor`` and ``locks why``.
 
         Args:
-            notes: task id -> JSON: ``lock``, ``task``, ``worker`` that parked it, and ``at``, the
-                wall time at which the loss was noticed.
+            notes: task id -> JSON with ``lock``, ``task``, ``worker`` (which parked it) and ``at``
+                (the wall time at which the loss was noticed).
         """
         ...
 
@@ -426,13 +427,13 @@ class WorkerStore(Protocol):
             realm: hash of the broker.
             queues: names.
             ttl: seconds; 0 if it stops.
-            free: free slots of its pool; below 0, the number of tasks that wait for one. Parked
-                messages go to workers with a free slot first.
+            free: number of free slots of its pool; -3: no slot is free, and three tasks wait for
+                one. Parked messages go to workers with a free slot first.
             tasks: names of the tasks that it locks; it gets only their messages. None: all tasks.
             stopped: those of the queues that it does not consume at present, although it takes
                 their parked messages -> wall time since when.
-            light: queues and tasks are those of a heartbeat less than ``ttl`` ago: only move the
-                deadlines.
+            light: only move the deadlines, since queues and tasks are those of a heartbeat less
+                than ``ttl`` ago.
 
         Returns:
             The modes that were switched: name of a task, or ``*`` for all -> mode.
@@ -457,7 +458,7 @@ class WorkerStore(Protocol):
         ...
 
     def fleet_size(self, realm: str, queues: Iterable[str]) -> int:
-        """Return the number of workers on the busiest of these queues, with those lately dead."""
+        """Return the number of workers, also recently dead ones, on the busiest of these queues."""
         ...
 
     def leave(self, worker: str, realm: str, queues: Iterable[str]) -> None:
@@ -515,7 +516,7 @@ class WorkerStore(Protocol):
     def identify(self) -> Identity:
         """Return the run ids of the servers, and markers whose change shows a loss of data.
 
-        A missing marker is written anew.
+        A missing marker is written again.
         """
         ...
 
@@ -531,7 +532,7 @@ class WorkerStore(Protocol):
         """Return the version of the data model on the server.
 
         Args:
-            needed: is written if there is none, or a lower one of
+            needed: is written if no version is stored, or a lower one of
                 :data:`~celery_singleton_lock.core.model.SCHEMAS`.
         """
         ...

@@ -35,7 +35,7 @@ ELSEWHERE: Final = (
     failures.TryAgainError,
     failures.ClusterDownError,
 )
-"""Errors of a command in a batch, which is then sent again alone: redis-py follows them."""
+"""Errors after which a command of a batch is sent again alone, so that redis-py follows it."""
 
 _CHANGED: Final = (
     failures.ConnectionError,
@@ -56,14 +56,14 @@ class _Share(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """What one master is asked."""
+    """The requests to one master."""
 
     node: ClusterNode | None
     commands: Sequence[Words]
 
 
 STILL_SILENT: Final = 0.25
-"""Most seconds for which a master is waited for whose last request got no answer in time."""
+"""Longest wait in seconds for a master that did not answer the last request in time."""
 
 _OWN: Final = frozenset({"redis_connect_func", "maint_notifications_config", "retry"})
 """Options of connections that a client sets itself."""
@@ -121,12 +121,13 @@ class Nodes:
     def send(self, command: Words, attempts: Attempts | None = None) -> Any:
         """Send a command to the master that has its keys; repeat it if that may have changed.
 
-        With a client of the caller it is not repeated here, since locks in code repeat it. A
-        release whose first answer was lost would otherwise look like the release of a lost lock.
+        With a client of the caller it is not repeated here, since locks in code repeat it
+        themselves. Otherwise a release whose first answer was lost would look like the release of a
+        lost lock.
 
         Args:
             command: what to send.
-            attempts: notes whether it was repeated.
+            attempts: records whether it was repeated.
         """
         try:
             return self.send_once(command)
@@ -178,8 +179,8 @@ class Nodes:
 
         A thread whose time is over continues until its sockets time out. Its master is asked again
         only when it has ended, so that threads do not accumulate. After a fork, the parent's
-        threads count as ended. Until a request to it has got an answer, also one that came late,
-        a silent master is waited for only for :data:`STILL_SILENT`.
+        threads count as ended. A silent master is waited for only :data:`STILL_SILENT` until it has
+        answered a request, in time or late.
         """
         told: dict[str, list[Any]] = {}
         failed: list[BaseException] = []
@@ -260,7 +261,7 @@ class Nodes:
             return [error]
 
     def _sorted(self, keys: Sequence[Any]) -> list[_Share]:
-        """Return the share of each master; with older redis-py only its name has a hash."""
+        """Return the share of each master, by name: in older redis-py a node cannot be a key."""
         shares: dict[str, _Share] = {}
         for place, key in enumerate(keys):
             node = self._node(key)
@@ -325,7 +326,7 @@ class Nodes:
                 yield name
 
     def look_anew(self) -> None:
-        """Ask for the layout; if no node answers, the next command asks again."""
+        """Ask for the layout of the Cluster; if no node answers, the next command asks again."""
         if self._made is not None:
             _look_up_apart(self._made)
             with suppress(*FAILED):

@@ -31,7 +31,7 @@ SENTINEL: Final = frozenset({"master_name", "min_other_sentinels", "sentinel_kwa
 """Backend options for Sentinels, which a server's client does not take."""
 
 OF_TEXT: Final = frozenset({"decode_responses", "encoding", "encoding_errors"})
-"""Options about text, which have no effect: a parked message may hold bytes that are no text."""
+"""Options about text, which have no effect: a parked message may hold bytes that are not text."""
 
 QUICK: Final = 0.1
 """Shortest time-out of a Sentinel, in seconds."""
@@ -73,7 +73,7 @@ def connect(address: BackendAddress, options: Mapping[str, Any], *, patience: fl
     if address.in_memory:
         return in_memory(address.host)
     timeouts = {"socket_timeout": patience, "socket_connect_timeout": patience}
-    # One retry: an idle connection that Redis has closed is no outage, and each script may be
+    # One retry: an idle connection that Redis has closed is not an outage, and each script may be
     # repeated with the same token.
     once_more = Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,))
     given = _given(address, options)
@@ -130,7 +130,7 @@ def _not_taken(error: Exception, known: Iterable[str], place: str = _PLACE) -> N
 
 
 def _refuse_unknown(name: str, known: Iterable[str], place: str = _PLACE) -> NoReturn:
-    others = set(known) - {name}  # its own name if another kind of client takes it
+    others = set(known) - {name}  # suggests the same name if another kind of client takes it
     msg = f"{place} has {name!r}, which redis-py does not take.{meant(name, others)}"
     raise ConfigurationError(msg) from None
 

@@ -239,12 +239,12 @@ def wrong_schema(found: str, key: str) -> SchemaMismatch:
 
 
 def one_node() -> BackendRefused:
-    """Return the error for a server that has only a part of all locks."""
+    """Return the error for a node of a Cluster, which has only a part of the locks."""
     return BackendRefused(f"The locks' Redis has only a part of all locks: {_A_NODE}.")
 
 
 def _behind(error: Exception) -> Exception:
-    """Return the error of a node that did not accept a client of a Cluster, if redis-py has it."""
+    """Return the error with which a node refused a Cluster client, if redis-py has kept it."""
     cause = error.__cause__
     if isinstance(error, failures.RedisClusterException) and isinstance(cause, Exception):
         return cause

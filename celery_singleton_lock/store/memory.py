@@ -31,7 +31,7 @@ VERSION: Final = (7, 4)
 """Version of Redis that fakeredis emulates."""
 
 LONGEST_WAIT: Final = 3600.0
-"""Most seconds for which a thread sleeps at once; some systems allow no longer sleep."""
+"""Longest sleep of a thread in seconds; some systems do not allow a longer one."""
 
 
 class MemoryServer(fakeredis.FakeServer):

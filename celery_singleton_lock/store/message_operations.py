@@ -47,7 +47,7 @@ class MessageOperations(ScriptRunner):
 
     def park(self, owner: Owner, claim: Claim, message: MessageToPark) -> Steps[Reply]:
         """Store a message and queue it; see :meth:`MessageStore.park`."""
-        # No batch of one: callers of this use stores without replicas, and need the error raised.
+        # Not a batch of one: callers use stores without replicas, and need the error to be raised.
         return replies.reply((yield from self.run(self.park_call(owner, claim, message))))
 
     def park_many(
@@ -65,7 +65,8 @@ class MessageOperations(ScriptRunner):
         """Return the answers; an error for messages that too few replicas have.
 
         Such a message is stored, but a failover could lose it. Because of the error it also stays
-        with the broker, and it is parked again later: that only asks the replicas again.
+        with the broker, and is parked again later. Then the only effect is to ask the replicas
+        again.
         """
         if not self.replicas.number or not any(_is_stored(answer) for answer in found):
             return found
@@ -145,7 +146,8 @@ class MessageOperations(ScriptRunner):
         self, name: str, *, worker: str = "", realm: str = "", patience: float = 0.0
     ) -> Steps[SweepReply]:
         """Sweep and grant; see :meth:`MessageStore.sweep_and_grant`."""
-        # No batch of one: this raises if the server refuses the lock; a batch skips it.
+        # Not a batch of one: this raises if the server refuses the lock; a batch would skip the
+        # lock.
         seal = new_token()
         answer = yield from self.run(self._sweep_call(name, worker, realm, seal, patience))
         return replies.swept(name, seal, answer)
@@ -318,7 +320,7 @@ def names_in_index(task_id: str) -> tuple[str, str]:
 
 
 FIRST_ATTEMPT: Final = "/0/0"
-"""End of the name of an attempt that is no retry and was not replaced."""
+"""End of the name of an attempt that is not a retry and was not replaced."""
 
 
 def _is_stored(answer: Reply | BackendError) -> bool:

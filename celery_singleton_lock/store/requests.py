@@ -103,7 +103,8 @@ class Pop(NamedTuple):
     Args:
         key: of the list.
         seconds: for which to block at most.
-        often: whether the caller pops again at once, so that an idle connection needs no check.
+        often: whether the caller pops again at once, so that the connection is never idle and needs
+            no check.
     """
 
     key: str

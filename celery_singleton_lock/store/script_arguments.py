@@ -41,7 +41,7 @@ def milliseconds_of(what: str, duration: float, *, least: float = 0.0) -> int:
         least: smallest value that is allowed.
 
     Raises:
-        ConfigurationError: it is no number, or out of range.
+        ConfigurationError: it is not a number, or is out of range.
     """
     given: object = duration  # may be anything, whatever the annotation says
     if not isinstance(given, (int, float)) or not least <= given <= LONGEST_LEASE:
@@ -64,7 +64,7 @@ def limit_of(number: float) -> int:
     """Return a limit as an int.
 
     Raises:
-        ConfigurationError: it is no whole number, or out of range.
+        ConfigurationError: it is not a whole number, or is out of range.
     """
     return _number("limit", number, least=1, most=MAX_COUNT)
 
@@ -73,7 +73,7 @@ def place_of(number: float) -> int:
     """Return a place in the queue as an int.
 
     Raises:
-        ConfigurationError: it is no whole number, or negative.
+        ConfigurationError: it is not a whole number, or is negative.
     """
     return number if type(number) is int and number >= 0 else _number("place", number)
 
@@ -82,7 +82,7 @@ def max_waiting_of(number: float | None) -> int | str:
     """Return the limit of a queue; empty for none.
 
     Raises:
-        ConfigurationError: it is no whole number, or negative.
+        ConfigurationError: it is not a whole number, or is negative.
     """
     return "" if number is None else _number("max_waiting", number)
 

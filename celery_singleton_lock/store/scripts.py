@@ -4,7 +4,7 @@ The header of a script is its contract, and this module reads it: ``-- KEYS:`` s
 script takes, ``-- ARGV:`` names its arguments in order. The names become local variables of the
 script and keywords of its callers, so that header, body and callers agree.
 
-In each call Redis runs a script from its first line, and creates each function in it anew. So a
+In each call Redis runs a script from its first line, and creates each function in it again. So a
 script gets only those blocks of ``shared/`` (separated by blank lines) that it uses. Blocks that
 only the part after its line ``-- REST`` uses are inserted there: the usual case returns before that
 line, and does not create their functions. A function costs more the more outer variables it uses,
@@ -244,7 +244,8 @@ def assemble(verb: str, clock: str, shared: str, body: str) -> Script:
 def with_flow(body: str) -> str:
     """Return the variant of a script for callers with flow options: it takes them as well.
 
-    It has no usual case, so callers without flow options pay nothing for those that have them.
+    It has no usual case. So calls without flow options do not become slower for those that have
+    them.
     """
     head, found, rest = body.partition(_FIRST)
     head = re.sub(r"^(-- ARGV: .*)$", r"\1 flow_options", head, count=1, flags=re.MULTILINE)
@@ -255,7 +256,7 @@ def with_flow(body: str) -> str:
 
 
 def link(shared: str, body: str) -> str:
-    """Insert each block of ``shared`` before the first part of ``body`` that uses it.
+    """Insert each block of ``shared`` before the first part of ``body`` that uses the block.
 
     The last part is wrapped in a function that is called at once: Lua then need not search the
     stack for outer variables each time that it creates an inner function.

@@ -18,7 +18,7 @@ from celery_singleton_lock.store.script_runner import ScriptRunner
 from celery_singleton_lock.store.scripts import Argument, Call
 
 DEFER: Final = 0.5
-"""Seconds for which a due lock that one sweeper took is not returned to others.
+"""Seconds for which a due lock that one sweeper has taken is not returned to other sweepers.
 
 This is long enough for a sweep. If the sweeper dies, the lock is swept this much later.
 """
@@ -35,7 +35,7 @@ class Heartbeat(NamedTuple):
         realm: hash of the broker.
         queues: what it consumes.
         ttl: seconds for which it counts as alive.
-        free: free slots of its pool; below 0, the number of tasks that wait for one.
+        free: number of free slots of its pool; -3: no slot is free, and three tasks wait for one.
         tasks: names of the tasks that it locks.
         digest: hash of those names, which are sent only if the server does not know the hash; empty
             if the worker locks all tasks.
@@ -224,7 +224,7 @@ class WorkerOperations(ScriptRunner):
         return Call(script, [fleet], script.pack({"fresh": new_token()}))
 
     def describe(self) -> Steps[Mapping[str, str]]:
-        """Return what is known of the server; ``unknown`` for what it does not tell."""
+        """Return facts about the server; ``unknown`` for those that it does not report."""
         facts = dict.fromkeys(("version", "eviction", "persistence", "replicas"), "unknown")
         try:
             info = yield Command(("INFO",))

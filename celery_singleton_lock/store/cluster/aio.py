@@ -110,7 +110,7 @@ class AsyncClusterStore:
         """Return the masters that have slots.
 
         Raises:
-            BackendError: no node answers, or the server is no Cluster.
+            BackendError: no node answers, or the server is not a node of a Cluster.
         """
         try:
             await self.client.initialize()
@@ -138,7 +138,7 @@ class AsyncClusterStore:
         try:
             return self.client.get_node_from_key(key_of(words))
         except failures.SlotNotCoveredError:
-            await self.client.nodes_manager.initialize()  # a master may have it by now
+            await self.client.nodes_manager.initialize()  # a master may have the slot now
             raise
 
     async def _sent(self, commands: Sequence[Command], patience: float | None) -> list[Any]:
@@ -154,7 +154,7 @@ class AsyncClusterStore:
             if isinstance(answer, BaseException) and not isinstance(answer, FAILED):
                 raise answer
         if patience and any(isinstance(answer, failures.TimeoutError) for answer in answers):
-            with suppress(*FAILED):  # another may be the master by now
+            with suppress(*FAILED):  # another node may be the master now
                 await _within(self.client.nodes_manager.initialize(), patience / 2)
         return list(answers)
 

@@ -24,7 +24,7 @@ has no right to the channel. A grant lapses if its worker does not receive it in
 
 
 class Inboxes:
-    """The inboxes of a worker, and the notifications that tell which of them has an element.
+    """The inboxes of a worker, and the notifications that say which of them has an element.
 
     A call cannot block on lists in several slots. So the scripts also publish the bucket to a
     channel, and the Cluster forwards that to all of its nodes. A notification can be lost, so all
@@ -61,7 +61,7 @@ class Inboxes:
         """Subscribe; elements that came before are found by reading all inboxes."""
         if self._subscription is None:
             masters: Sequence[Any] = self._nodes.masters()
-            self._master += 1  # another one each time, since this one may have died
+            self._master += 1  # another node each time, since the last one may have died
             subscription = masters[self._master % len(masters)].pubsub()
             subscription.subscribe(self._keyspace.bell(self._worker))
             self._subscription, self._next_look = subscription, 0.0

@@ -1,7 +1,7 @@
 """Operations on a Redis Cluster that differ from those on one server (no I/O).
 
 All keys of a lock are in one slot, that of its bucket. So an operation on one lock is one script
-here too. Operations on all locks ask every bucket, and join the answers.
+here too. Operations on all locks ask every bucket, and combine the answers.
 """
 
 from __future__ import annotations

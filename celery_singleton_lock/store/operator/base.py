@@ -31,7 +31,7 @@ class Operator:
         why: the reason; its first 500 characters are stored.
         action: name of the operation, if it consists of several (``purge``, ``drain``).
         op: id of the operation: its steps on a lock are one entry of the audit log.
-        to: the value that the operation sets, as text, for the event.
+        to: the value that the operation sets, as text for the event.
         seconds: for how long it is set; 0: until it is ended.
     """
 
@@ -83,9 +83,9 @@ class Glance(NamedTuple):
         paused: whether an operator has paused it.
         oldest: seconds for which the first in the queue has waited.
         holders: the first holders by the end of their leases.
-        broken: its keys are of another type; ``name`` is a key then, and nothing else is known.
+        broken: its keys are of another type; then ``name`` is a key, and nothing else is known.
         rated: a permit is free, others wait, and a rate was declared, which may hold them back.
-        grouped: likewise, and it has groups, whose limits may hold them back.
+        grouped: a permit is free, others wait, and it has groups, whose limits may hold them back.
         closed_for: seconds for which a task or client has closed it; 0 if it is not closed.
         paused_for: seconds until the pause ends by itself; 0 if it does not.
         groups: number of groups that have a waiter (``lock_fair_by``).
@@ -323,9 +323,10 @@ class AdminStore(Store, Protocol):
         ...
 
     def locate_running(self, start: str, most: int = 100) -> Sequence[tuple[str, str, str]]:
-        """Return task id, lock name and token of tasks that workers say to have had for seconds.
+        """Return task id, lock name and token of tasks that workers have had for seconds.
 
-        They may have ended, or not have begun. Tasks of workers of an older version are missing.
+        The workers list them, so they may have ended, or not have begun. Tasks of workers of an
+        older version are missing.
 
         Args:
             start: first characters of the ids.
@@ -451,7 +452,7 @@ class AdminStore(Store, Protocol):
         ...
 
     def forget_call(self, name: str, key: str, by: Operator) -> bool:
-        """Let a call be sent again that is like one whose message is lost.
+        """Delete the entry of a call whose message is lost, so that a call like it is sent.
 
         Args:
             name: name of the lock that it takes.
@@ -459,7 +460,7 @@ class AdminStore(Store, Protocol):
             by: who does it.
 
         Returns:
-            Whether a call like it counted, without being parked or holding the lock.
+            Whether there was an entry of a task that is neither parked nor holds the lock.
         """
         ...
 
@@ -469,8 +470,8 @@ class AdminStore(Store, Protocol):
         Args:
             name: the lock's name.
             by: who does it.
-            seconds: after which it is granted again; None: not before :meth:`resume`. On a paused
-                lock this replaces the end of the pause.
+            seconds: time after which it is granted again; None: not before :meth:`resume`. On a
+                paused lock this sets a new end.
 
         Returns:
             Whether that changed something.
@@ -500,7 +501,8 @@ class AdminStore(Store, Protocol):
             name: the lock's name.
             limit: permits; None: those that the tasks declare.
             by: who does it.
-            seconds: after which the declared limits are in force again; None: not before a call.
+            seconds: time after which the declared limits are in force again; None: not before a
+                further call.
 
         Returns:
             The limit in force.
@@ -512,14 +514,16 @@ class AdminStore(Store, Protocol):
     ) -> bool:
         """Override the declared rates, or (empty) use them again.
 
-        Rates that count starts replace the declared ones that do, and rates with costs those with
-        costs; the others stay in force. Starts that were counted still count.
+        Rates that count starts replace declared rates that count starts, and rates with costs
+        replace declared rates with costs. The others stay in force. Starts that were counted still
+        count.
 
         Args:
             name: the lock's name.
             rates: all that an operator sets; empty: those that the tasks declare.
             by: who does it.
-            seconds: after which the declared rates are in force again; None: not before a call.
+            seconds: time after which the declared rates are in force again; None: not before a
+                further call.
 
         Returns:
             Whether an operator's rates were in force before.
@@ -579,9 +583,10 @@ class AdminStore(Store, Protocol):
         ...
 
     def consumers(self, realm: str, queue: str, task: str) -> Mapping[str, bool]:
-        """Return the live workers that consume a queue, and whether each locks a task.
+        """Return the live workers that consume a queue, each with whether it locks a task.
 
-        A worker of a version that does not tell its tasks counts as one that does, as for grants.
+        A worker of an older version, which does not list its tasks, counts as one that locks it, as
+        for grants.
 
         Args:
             realm: the realm of the queue's broker.
@@ -601,6 +606,7 @@ class AdminStore(Store, Protocol):
         """Return the audit log, newest entry first; it has at most a thousand entries.
 
         The steps of one operation on one lock are one entry, with their ``count``. An operation on
-        many locks has one entry for each of the first twenty; the last says how many ``more``.
+        many locks has one entry for each of the first twenty; the last one has the number of the
+        others in ``more``.
         """
         ...

@@ -113,7 +113,7 @@ class RedisAdminStore(RedisStore):
         return found if order in {"waiting", "name"} else [(n, w, x / scale) for n, w, x in found]
 
     def _count_by_name(self, names: Sequence[str], order: str) -> list[tuple[str, int, float]]:
-        """Count as the script does; it cannot find the keys of long names."""
+        """Count locks with long names, whose keys the script cannot compute."""
         return [
             (lock.name, lock.waiting + lock.adrift, _number_of(lock, order))
             for lock in self.summarise_named(names)
@@ -550,7 +550,7 @@ class ClusterAdminStore(RedisAdminStore, ClusterStore):
 
 
 def _number_of(lock: Glance, order: str) -> float:
-    """Return what view/count_waiters.lua tells of a lock beside its waiters, in its units."""
+    """Return the last number of view/count_waiters.lua for a lock, in the units of that script."""
     if order == "held":
         return float(lock.held)
     if order == "lease":

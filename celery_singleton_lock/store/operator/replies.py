@@ -26,7 +26,7 @@ def audit_entry(by: Operator, action: str, to: str = "") -> str:
 
 
 def audited(raw: Any) -> dict[str, Any]:
-    """Return an entry of the audit log. One that is no such entry has the action ``unreadable``."""
+    """Return an entry of the audit log. If it cannot be read, its action is ``unreadable``."""
     try:
         entry: dict[str, Any] = json.loads(raw)
         texts, numbers = (entry["action"], entry["lock"]), (entry["count"], entry.get("more", 0))
@@ -43,7 +43,7 @@ def glances_of(raw: Any) -> list[Glance]:
     """Return the locks in an answer of view/summarise_locks.lua.
 
     Raises:
-        ValueError: a record is no JSON.
+        ValueError: a record is not JSON.
     """
     return [
         Glance(each, broken=True) if isinstance(each, str) else _glance(*each)

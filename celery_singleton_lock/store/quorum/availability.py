@@ -71,7 +71,7 @@ class Availability:
         return self.error_for(self._votes.too_few(answers))
 
     def no_coordinator(self, answers: Mapping[int, BackendError]) -> BackendError:
-        """Return the error if so many servers failed that the others are no majority."""
+        """Return the error if so many servers failed that the others are not a majority."""
         others = self._votes.count - len(answers)  # they may answer, but are too few
         result = self._votes.too_few(answers)
         return self.error_for(result._replace(answered=others, lacking=sorted(answers)))

@@ -47,7 +47,7 @@ class Coordinators:
 
     Args:
         addresses: of the servers, without passwords.
-        tries: how many servers to ask: if none of them answers, the others are no majority.
+        tries: how many servers to ask: if none of them answers, the others are not a majority.
         failure: returns the error to raise then, given the errors of these servers.
         clock: source of monotonic seconds.
     """
@@ -64,7 +64,7 @@ class Coordinators:
         self._failure = failure
         self._clock = clock
         self._down: dict[int, float] = {}
-        self._asked: dict[str, list[int]] = {}  # token -> servers that it has asked, the last last
+        self._asked: dict[str, list[int]] = {}  # token -> servers that it has asked, in order
 
     def queue(self, name: str, token: str, call: Callable[[Any], Any]) -> Plan[At, Any]:
         """Call the server that this token has asked before, else the coordinator."""

@@ -155,7 +155,7 @@ class QuorumOperations:
         return Reply(Verdict.RELEASED) if ending is Ending.CANCEL else self._released(answers)
 
     def _released(self, answers: Answers) -> Reply:
-        """Return whether a token had the lock, as far as the servers that answered know.
+        """Return whether a token had the lock, by the answers that arrived.
 
         Raises:
             BackendUnreachable: too few answered to tell.
@@ -279,7 +279,7 @@ class QuorumOperations:
         """Return the states of the servers that answered.
 
         Raises:
-            BackendError: they are no majority.
+            BackendError: they are not a majority.
         """
         states = {n: each for n, each in answers.items() if isinstance(each, ServerState)}
         if len(states) < self.votes.majority:

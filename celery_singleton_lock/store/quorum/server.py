@@ -1,4 +1,4 @@
-"""One server of a quorum: its vote, and all operations of a server (no I/O)."""
+"""The operations of one server of a quorum: its vote, and those of any server (no I/O)."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ class Votes:
         return NotElected("busy", len(heard), min(busy, default=0.0))
 
     def too_few(self, answers: Answers) -> NotElected:
-        """Return why fewer than a majority answered: too many are silent, or refuse."""
+        """Return why fewer than a majority voted: too many servers are silent, or refuse."""
         errors = {n: each for n, each in answers.items() if isinstance(each, BackendError)}
         refusals = {n: each for n, each in errors.items() if isinstance(each, BackendRefused)}
         heard = {server for server, _ in _heard(answers)}
@@ -231,7 +231,7 @@ class Votes:
     def renew(
         self, leases: Sequence[tuple[str, str, float]]
     ) -> Plan[Each, tuple[list[bool | None], Answers]]:
-        """Renew leases that a majority still keeps, and then request the votes of the others.
+        """Renew leases that a majority of servers still keeps, then request the other votes.
 
         This never creates a majority: the others are asked after the result is known.
 

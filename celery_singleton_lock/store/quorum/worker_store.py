@@ -128,7 +128,7 @@ class TaskQuorum(QuorumStore):
         return Identity()
 
     def schema(self, needed: str = SCHEMA) -> str:  # a quorum has no flow control
-        """Return ours: a worker compares those of the servers when it starts."""
+        """Return this version's: a worker compares those of the servers when it starts."""
         return SCHEMA
 
     def has_messages(self, messages: Sequence[ParkedMessage]) -> Sequence[bool]:

@@ -61,8 +61,8 @@ def close_idle(pool: Any) -> None:
 def closing_if_interrupted(client: Any) -> Iterator[None]:
     """Close connections of a client if its call is interrupted, as by a soft time limit.
 
-    The client has put the connection back into its pool. There the next call would take the late
-    reply for its own, or find a handshake that was not finished.
+    The client has put the connection back into its pool. The next call on it would take the late
+    reply for its own, or find an unfinished handshake.
 
     Args:
         client: of redis-py or valkey-py, also for a Cluster.
@@ -88,7 +88,7 @@ def _clients_in(client: Any) -> list[Any]:
 
 
 def _close_queued(idle: Any) -> None:
-    """Close connections that lie in a queue, and keep them there: an idle one may be closed."""
+    """Close idle connections in a queue, and keep them there: a closed one can be reopened."""
     with getattr(idle, "mutex", nullcontext()):  # so that nobody takes one meanwhile
         for connection in filter(None, idle.queue):
             connection.disconnect()

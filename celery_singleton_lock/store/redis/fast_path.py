@@ -30,11 +30,11 @@ _BULK, _ERROR, _LIST = b"$-*"
 _NEITHER: Final = "the answer is neither a bulk string nor an error"
 
 Heard = Callable[[bytes | Exception], None]
-"""Called with a reply that was not waited for, or with an error."""
+"""Called later with a reply that the sender did not wait for, or with an error."""
 
 
 class FastConnection:
-    """A connection, and who gets the reply that was not waited for.
+    """A connection, and the function that gets the reply that the sender did not wait for.
 
     Attributes:
         connection: of redis-py.
@@ -54,7 +54,7 @@ class FastConnection:
         return self._heard is not None
 
     def expect_reply(self, heard: Heard, sent_at: float) -> None:
-        """Note that a reply was not read yet, and who gets it."""
+        """Record that a reply is unread, and which function gets it."""
         self._heard, self.sent_at = heard, sent_at
 
     def deliver_reply(self, reply: bytes | Exception) -> None:
@@ -65,7 +65,7 @@ class FastConnection:
             self._heard = None  # last: if this was interrupted, it is repeated
 
     def __del__(self) -> None:
-        """Report that nobody reads the reply: a call was interrupted, and has not kept this."""
+        """Report that the reply is never read: a call was interrupted, and this object is lost."""
         self.deliver_reply(redis.ConnectionError("A call on the connection was interrupted."))
 
 
@@ -188,7 +188,7 @@ class FastPath:
     def _read_and_put_back(self, conn: FastConnection) -> None:
         try:
             _read_unread_reply(conn)
-        except redis.RedisError:  # heard() has it
+        except redis.RedisError:  # heard() has the error
             self._close(conn)
         except BaseException:
             self._close(conn)
@@ -226,7 +226,7 @@ class FastPath:
         return connection
 
     def _close(self, conn: FastConnection) -> None:
-        """Close it and all idle ones: what broke one connection has usually broken all."""
+        """Close it and all idle ones: the cause has usually broken all connections."""
         _hang_up(conn)
         self.close()
 

@@ -221,8 +221,8 @@ class RedisStore:
     def confirm_soon(self, name: str, key: str, task_id: str, retries: int, seconds: float) -> None:
         """Note that a unique call was sent, as ``confirm_sent`` does; do not wait for the reply.
 
-        The first call waits, so that the server knows the script. If a later one is not heard, the
-        call counts as announced only: the next one like it is sent after a second.
+        The first call waits, so that the server knows the script. If a later request does not
+        arrive, the call is only announced: the next call like it is sent after a second.
         """
         if self._fast_path is None or not (self.defers and self._has_confirmed):
             self.confirm_sent(name, key, task_id, retries, seconds)
@@ -276,7 +276,7 @@ class RedisStore:
         carry_out(self.operations.probe(), self.do)
 
     def describe(self) -> Mapping[str, str]:
-        """Return what is known of the server; ``unknown`` for what it does not tell."""
+        """Return facts about the server; ``unknown`` for those that it does not report."""
         return carry_out(self.operations.describe(), self.do)
 
     def too_few(self) -> str:
@@ -407,7 +407,7 @@ class RedisStore:
     def close(self) -> None:
         """Close the connections that this store opened; the caller's client stays open.
 
-        They are also closed when nobody refers to the store any more.
+        They are also closed when the store is garbage-collected.
         """
         _close_all(self._blocking, self._fast_path)
         if self._inbox is not None:
