@@ -100,7 +100,7 @@ MUTANTS = (
     Mutant("no sweeper comes", LIBRARY, "rec and (rec.indexed or rec.unique)",
            "rec and rec.indexed"),
     Mutant("no sweeper is called", LIBRARY,
-           "  index_changed = true -- then a sweeper comes when its lease has ended: see "
+           "  index_changed = true -- then the lock is swept when its lease has ended: see "
            "keep_indexed_due\n",
            ""),
     Mutant("the entry of another call is taken", LIBRARY, "  if entry.id ~= id then\n",

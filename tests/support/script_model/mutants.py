@@ -890,7 +890,7 @@ MUTANTS = (
     Mutant(
         "what queues again is not swept",
         "lock/record_publish_result.lua",
-        "sweep(worker) -- after the above",
+        "sweep(worker) -- after the loop above",
         "-- not before",
     ),
     Mutant(

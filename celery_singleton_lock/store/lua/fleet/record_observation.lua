@@ -6,9 +6,9 @@
 -- REPLY: empty, or what would have blocked it: task, attempt, worker, waits_for, as a JSON object; waits_for is
 --   settling if it would have replaced that run
 --
--- This simulates the queue: each run gets the permit that is free first, for as long as it really took.
--- So the recorded wait is the one that the lock would have caused, also behind others that would have
--- waited. A run that gets no permit before another one ends stays undecided until that end.
+-- This simulates the queue: each run gets the permit that becomes free first, for as long as the run really took. So
+-- the recorded wait is the one that the lock would have caused, including the wait for others that would have waited.
+-- If a run would get its permit only when another run ends, it stays undecided until that end.
 local DEAD_MS = 3600000    -- a run without an end after this time counts as dead
 local KEPT_MS = 604800000  -- how long the report lives after the last run
 local MOST_RUNS = 256      -- undecided runs of one lock
@@ -19,7 +19,7 @@ local bucket = string.sub(due, 1, -4)
 local runs = string.sub(holders, 1, -8) .. 'observed'
 local by_task, by_lock, ranks = bucket .. 'observed:tasks', bucket .. 'observed:locks', bucket .. 'observed:ranks'
 
--- The starts that rates allow are simulated likewise, from the times at which earlier runs would have begun.
+-- The starts that rates allow are simulated in the same way, from the times at which earlier runs would have begun.
 local BEGUN = 10000        -- most of these times: a sliding rate needs no more
 local begun = runs .. ':begun'
 local options = rates_arg ~= '' and cjson.decode(rates_arg) or {}

@@ -37,8 +37,7 @@ end
 
 redis.call('ZREMRANGEBYSCORE', routes, '-inf', now)
 
--- A worker gets no messages until its tasks are known: they might be of tasks that it runs without locks,
--- or does not know.
+-- A worker gets no messages until its tasks are known: it might run a task without its lock, or not have the task.
 local declared = KEYS[1] .. ':tasks:' .. worker
 if tasks ~= '' then
   redis.call('DEL', declared)

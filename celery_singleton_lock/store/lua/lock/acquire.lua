@@ -10,9 +10,9 @@ note_lease(lease_ms)
 -- The usual case: the lock is free. No key of it exists, or only meta: then no key is of another type, and
 -- the caller gets the lock. Most grants take this path. It is inlined for speed, since Redis creates each
 -- function anew in each call.
--- The record is concatenated, since cjson takes 2 us to encode it and 2 us to decode it. It has a blank
--- after the first brace; cjson never writes one. If the script `release` still finds the blank, nobody has changed
--- the record. For a lease longer than GRACE_MS there is no blank, since meta would expire before the lease.
+-- The record is concatenated, since cjson takes 2 us to encode it and 2 us to decode it. It has a blank after the
+-- first brace, which cjson never writes. If the script `release` still finds the blank, no script has changed the
+-- record. For a lease longer than GRACE_MS there is no blank, since meta would expire before the lease.
 local idle
 last_fence, grants = 0, 0
 if copy == '0' and not quarantined_until() then
@@ -131,7 +131,7 @@ elseif not verdict then
   verdict = 'waiting'
   enqueue(token, rec, 'waiting')
 end
--- While the caller was in the queue, the others may have waited for its cost.
+-- While the caller was in the queue, the others may have waited because of its cost.
 if rates and (verdict == 'blocked' or verdict == 'full') then grant_waiters(worker) end
 finish()
 return answer(verdict, token, rec)

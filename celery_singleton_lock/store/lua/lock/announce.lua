@@ -1,4 +1,4 @@
--- announce: say that a unique call is about to be sent; or find out which task was sent for it before.
+-- announce: record that a unique call is about to be sent; or return which task was sent for it before.
 -- KEYS: lock
 -- ARGV: name unique_key task_id instead_of pending_ms
 --   instead_of = id of a task whose sending the caller has waited for. If the entry is of this task and is still

@@ -3,7 +3,7 @@
 -- ARGV: name token realm worker claim_ms
 --   a call that is repeated, or comes from another worker, has the same reply for two minutes
 -- REPLY: answer RELEASED ABSENT
-local TAKEN_MS = 120000 -- the worker that has the grant hears of the revoke within this time
+local TAKEN_MS = 120000 -- the worker that has the grant receives the revoke within this time
 lock = name
 check()
 write_though_full()

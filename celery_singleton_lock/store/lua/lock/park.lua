@@ -2,9 +2,9 @@
 -- KEYS: lock
 -- ARGV: name token lease_ms limit_arg place_us max_waiting copy attempt task worker host pid claim_ms body realm route wait_ms on_full returns
 --   place_us = time of arrival, 0 = now; wait_ms empty = wait for ever; on_full replace = replace the
---   oldest message of this task; copy 1 = this may be a duplicate delivery, 3 = the delivery `token` was
---   claimed without an answer, and has not begun: it ends, a time in microseconds = this may be a duplicate
---   delivery of a message that arrived first then, else 0; realm and route = broker and queue;
+--   oldest message of this task; copy 1 = this may be a duplicate delivery; 3 = Redis did not answer the claim of the
+--   delivery `token`, which has not begun and ends now; a time in microseconds = this may be a duplicate delivery of
+--   a message that first arrived at that time; else 0; realm and route = broker and queue;
 --   returns = deliveries that came back
 -- REPLY: answer WAITING FULL DONE TWIN TOO_COSTLY
 lock = name
@@ -31,7 +31,7 @@ elseif is_done(base) or has_ended(attempt, copy) then
   verdict = 'done'
 elseif is_stored(token, attempt) then
   verdict = 'waiting' -- asked again after a lost reply
-elseif not where then -- a token that holds or waits itself is no duplicate
+elseif not where then -- a token that holds or waits itself is not a duplicate
   local other, others = duplicate_of(token, attempt, copy)
   if other then
     verdict = 'twin'

@@ -26,7 +26,7 @@ for i = 6, #ARGV do
     end
   end
 end
-sweep(worker) -- after the above: a message whose time is over would queue again, and run twice
+sweep(worker) -- after the loop above: a message whose time is over would queue again, and run twice
 grant_waiters(worker)
 finish()
 return forgotten

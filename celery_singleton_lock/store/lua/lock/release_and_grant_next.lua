@@ -2,11 +2,11 @@
 -- KEYS: lock
 -- ARGV: name token ending mark keep_ms keep_for worker done_ms claim_ms
 --   ending final = the task has ended; again = its message queues again; unread = likewise, since no
---   worker could decode it; refused = its message queues again after keep_ms, since the lock keep_for, which its
---   task takes too, is refused; reject = the task rejects its message; cancel = end the wait only; keep =
+--   worker could decode it; refused = its message queues again after keep_ms, since Redis refuses the lock keep_for,
+--   which its task takes, too; reject = the task rejects its message; cancel = only end its wait; keep =
 --   reserve the permit for the attempt keep_for, for keep_ms; hold = reserve it for nobody, for keep_ms;
---   later = its message queues again at its place, its wait goes on, and unless keep_ms is empty, the lock is
---   closed for keep_ms, as keep_for says why;
+--   later = its message queues again at its place, and its wait continues; unless keep_ms is empty, the lock is
+--   closed for keep_ms, and keep_for says why;
 --   return = like again, if it has not begun; offer = likewise, if another worker has a free slot for it;
 --   mark 1 = remember the end even if no copy of the message is known
 -- REPLY: answer RELEASED ABSENT GRANTED
@@ -25,7 +25,7 @@ if mark == '0' and (ending == 'final' or ending == 'again') or ending == 'reject
 end
 -- REST
 -- A separate holder reserves the permit of the ended task, and lapses like any other. Nobody can claim it.
--- It has no attempt, so that it is no duplicate of later copies of the task.
+-- It has no attempt, so that later copies of the task are not its duplicates.
 local function hold_permit(token, rec, ms)
   local held = {attempt = '', of = rec.attempt, task = rec.task, lease = digits(ms), place = rec.place}
   if fair then fair.assign(held, rec) end

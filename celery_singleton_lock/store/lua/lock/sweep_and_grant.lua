@@ -12,8 +12,8 @@ local granted_before = grants
 sweep(worker)
 grant_waiters(worker)
 
--- Whether live workers with locks consume the queue of a message, and the caller is none of them. They know whether they
--- have its task. If none of them has it, they would discard what the broker sends them.
+-- Whether live workers with locks consume the queue of a message, and the caller is not one of them. These workers
+-- know whether they have its task. If none of them has it, they would discard the message that the broker sends them.
 local function is_for_others(rec)
   local route = route_of(rec)
   if #live_of(route, 0) == 0 then return false end

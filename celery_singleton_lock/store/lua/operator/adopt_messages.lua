@@ -1,7 +1,7 @@
 -- adopt_messages: assign waiting messages to another broker. Each keeps its place, and its deadline.
 -- KEYS: lock
 -- ARGV: name realm claim_ms who token*
---   realm = of the broker. Left are messages whose queue a live worker of their broker consumes, and those
+--   realm = of the broker. Not changed are messages whose queue a live worker of their broker consumes, and those
 --   that a worker has to end
 -- REPLY: list of the tokens that wait for that broker now; the same if the call is repeated
 lock = name

@@ -1,7 +1,7 @@
 -- drop_waiters: remove waiters and their stored messages. Holders are not changed.
 -- KEYS: lock
 -- ARGV: name done_ms call sealed claim_ms who token*
---   done_ms = how long copies of them do not run, empty = copies run; call = id of this call, or, with
+--   done_ms = for how long copies of them do not run, empty = copies run; call = id of this call, or, with
 --   sealed 1, the seal under which they were taken out: those whose copy a worker has acknowledged as a
 --   duplicate queue again
 -- REPLY: list of the removed tokens; the same list if the call is repeated after a lost reply
@@ -43,7 +43,7 @@ for i = 7, #ARGV do
   end
 end
 if last then note(steps, steps == 1 and last_token or nil, last) end
-sweep('') -- after the above: messages that leave would queue again
+sweep('') -- after the loop above: messages that are leaving would queue again
 grant_waiters('')
 finish()
 return dropped

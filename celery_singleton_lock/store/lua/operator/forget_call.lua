@@ -1,4 +1,4 @@
--- forget_call: delete the entry of a unique call whose message is lost, so that a like call is sent (lock_unique).
+-- forget_call: delete the entry of a unique call whose message is lost, so that a call like it is sent (lock_unique).
 -- KEYS: lock
 -- ARGV: name unique_key who
 -- REPLY: 1 if the entry was deleted, else 0: there is none, or its task is parked or holds the lock

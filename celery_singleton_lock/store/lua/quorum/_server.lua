@@ -1,4 +1,4 @@
--- What the scripts of one server of a quorum share. They read before they write, as those about locks.
+-- Functions that the scripts of a quorum's server share. Like the scripts about locks, these read before they write.
 local GRACE_MS = 60000 -- how long a server remembers the last fencing token of a lock
 
 local now_us = tonumber(server_time())

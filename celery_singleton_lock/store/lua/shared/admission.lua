@@ -1,8 +1,8 @@
--- The admission decision: what a lock declares, and what its next start waits for.
+-- The admission decision: the limit and rates in force, and what the next start waits for.
 
--- Holders and waiters declare limits as numbers. The lowest one is in force. If the lock is idle, that of the caller
--- is. A limit that messages compute is in force if it is lower. The same holds for rates. A caller without a rate
--- must keep the rates of others. `copy`: the caller may be a second delivery of a message.
+-- Holders and waiters declare limits as numbers. The lowest one is in force. If the lock is idle, the limit of the
+-- caller is in force. A limit that was computed for a message is in force if it is lower. The same applies to rates.
+-- A caller without a rate must keep the rates of others. `copy`: the caller may be a second delivery of a message.
 local function declare(wanted, place, copy)
   local idle = redis.call('EXISTS', holders) == 0 and (alone or redis.call('EXISTS', queue, bodies, deadlines) == 0)
   local options = wanted_flow and (wanted_flow.rates or wanted_flow.newest) and wanted_flow

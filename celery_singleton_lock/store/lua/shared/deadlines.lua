@@ -1,10 +1,10 @@
 -- Deadlines of waiters, and debounce.
 
--- Only messages of one source replace each other while they settle. The same task of another broker is one of
--- another application.
+-- Messages replace each other while they settle only if they have one source, that is the same broker and task. A
+-- task with this name at another broker belongs to another application.
 local function source_of(rec) return rec.realm .. ':' .. rec.task end
 
--- A message has settled: it queues as one that arrives now, with its head start.
+-- A message has settled: it queues as if it arrived now, with its head start.
 local function end_settling(token, rec)
   local source = source_of(rec)
   if rates and rates.settling(source) == token then rates.note_settling(source, nil) end
@@ -25,8 +25,8 @@ local function queue_again(token, rec)
   enqueue(token, rec, 'parked')
 end
 
--- After how many ms a message that was delivered to be ended is delivered again. A replaced one may wait long for a
--- slot, and there may be thousands: they are delivered ever more rarely.
+-- After how many ms a message that was delivered to be ended is delivered again. A replaced message may wait long for
+-- a slot, and there may be thousands, so the interval doubles each time.
 local function offered_again_in(rec)
   local pause = tonumber(claim_ms)
   if not (rec.by or rec.follows) then return pause end
@@ -35,14 +35,14 @@ local function offered_again_in(rec)
   return longer
 end
 
--- Whether the first task of a follower counts still: it waits or runs, or its message is in the broker.
+-- Whether the first task of a follower still counts: it waits or runs, or the broker has its message.
 local function first_counts(rec)
   local key, first = unpack(rec.follows)
   local entry = read_unique(key)
   return entry and entry.id == first and (entry.state ~= 'here' or find(entry.attempt) ~= nil)
 end
 
-local FOLLOW_MS = 10000 -- pause between two looks of a follower, if nothing wakes it
+local FOLLOW_MS = 10000 -- pause between two checks of a follower, if nothing wakes it
 
 -- A follower waits, out of the queue, while its first task counts. Then it is delivered with the verdict 'following',
 -- until a worker has given it the result of the first one, or has found none. Then it queues: see release.
@@ -89,8 +89,8 @@ local function deliver_to_end(token, own)
   redis.call('ZADD', deadlines, now + pause, token)
 end
 
--- End a stored message: `by` is the attempt of a later one. It does not run: it is delivered with the verdict
--- 'replaced' until a worker has ended its task.
+-- End a stored message that a later one replaces; `by` is the attempt of the later one. The message does not run: it
+-- is delivered with the verdict 'replaced' until a worker has ended its task.
 local function replace(token, rec, by, own)
   unqueue(token, rec)
   rec.by, rec.delayed, rec.state = by, nil, 'parked'
@@ -100,10 +100,10 @@ local function replace(token, rec, by, own)
   deliver_to_end(token, own)
 end
 
--- Debounce: a new message settles before it queues. It replaces the one of its source that settles; of the two, a
--- copy is older than a first delivery. It is out of the queue in the state of a delayed message, since scripts of
--- an older version queue such a message at its deadline, too. Returns false if it need not settle: it is the first
--- after a quiet period, and the first one shall not wait.
+-- Debounce: a new message settles before it queues. It replaces the message of its source that settles. If one of the
+-- two is a copy, that one counts as the older. A message that settles has the state of a delayed message, since
+-- scripts of an older version queue such a message at its deadline, too. Returns false if the message need not
+-- settle: it is the first after a quiet period, and lock_debounce_first is "run".
 local function let_settle(token, rec, own)
   local quiet_ms, most_ms, run_first = unpack(wanted_flow.settle)
   rates, alone = rates or open_rates(), false

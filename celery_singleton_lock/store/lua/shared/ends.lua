@@ -5,8 +5,8 @@ local function drop_record(token, rec)
   unindex(token, rec)
 end
 
--- The token under which the stored message of a delivery queues again, and whether that message is the
--- one of its duplicate; nil if no message is stored.
+-- The token under which the stored message of a delivery queues again, and whether it is the message of the
+-- duplicate; nil if no message is stored.
 local function next_stored(token, rec)
   local own = has_body(base_of(token))
   local stored = own and token or rec.twin and has_body(base_of(rec.twin)) and rec.twin
@@ -17,7 +17,7 @@ local function next_stored(token, rec)
 end
 
 -- The delivery `token` has ended, but its task has not. The stored message, or that of its duplicate,
--- queues again at its place under the next token: at once, or after `delay` ms. Its wait begins anew, or goes on.
+-- queues again at its place under the next token: at once, or after `delay` ms. Its wait begins again, or continues.
 local function end_delivery(token, rec, delay, wait_goes_on)
   drop_record(token, rec)
   local was_parked = rec.parked
@@ -61,7 +61,7 @@ local function remember(till, ...)
   redis.call('PEXPIRE', done, math.ceil(last - now) + GRACE_MS)
 end
 
--- Remember the end of an attempt, if copies of its message exist or, with `feared`, may exist.
+-- Remember the end of an attempt if copies of its message exist, or with `feared` if they may exist.
 local function remember_end(token, rec, done_ms, feared)
   if rec.attempt == '' or not (rec.parked or rec.twin or rec.copied or feared) then return end
   local till = now + done_ms

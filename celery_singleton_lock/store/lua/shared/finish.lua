@@ -21,9 +21,9 @@ local function next_look(first)
   end
   if redis.call('ZCARD', queue) > 0 then
     local reason, till = queue_waits_for()
-    if not reason then till = now end -- one script may not move more
+    if not reason then till = now end -- this script has moved as many waiters as it may
     look = math.min(look, till or look)
-    -- No worker may have been live that takes the next call; then no holder was told to end.
+    -- If no live worker took the next call, no holder was told to end. So the lock is swept again soon.
     if reason == 'holder' and rates and rates.preempts() then look = math.min(look, now + ADRIFT_MS) end
   end
   return look

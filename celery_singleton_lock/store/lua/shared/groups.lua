@@ -1,15 +1,16 @@
--- Groups: fair turns by weight, and limits of a group.
+-- Groups: shares of the starts by weight, and limits of a group.
 
 -- Fairness: each waiter of a lock belongs to a group, and start-time fair queueing chooses the group that is
--- next. A start moves the virtual time of its group by 1/weight; the group with the lowest one is next, and of
--- equal ones that whose first waiter came first. Within a group the score decides. A waiter without a group
--- belongs to the group ''. A group is in one of three places, each with its virtual time:
+-- next. A start adds 1/weight to the virtual time of its group. The group with the lowest virtual time is next; if
+-- several have it, the one whose first waiter came first. Within a group the score decides. A waiter without a group
+-- belongs to the group ''. A group is in one of three sorted sets, with its virtual time:
 --   flow:groups   it has a waiter, and is below its limit; the members begin with the score of that waiter,
 --                 so flow:heads has the member of each group
---   flow:full     it has a waiter, and is at its limit: it comes back with an end
+--   flow:full     it has a waiter, and is at its limit: it returns to flow:groups when a holder of it ends
 --   flow:idle     it has no waiter; those behind the virtual time of the lock, and the oldest of many, are
 --                 forgotten: a group gains nothing while it has no waiter
--- A line may have tokens that an older version took out of the queue, so the first one is compared with it.
+-- A line may have tokens that an older version has taken out of the queue, so its first token is looked up in the
+-- queue.
 local MOST_IDLE = 10000
 local function open_groups(vt)
   local groups, heads, full, idle = flow .. ':groups', flow .. ':heads', flow .. ':full', flow .. ':idle'
@@ -28,7 +29,7 @@ local function open_groups(vt)
     local raw = not known[token] and call('HGET', record, token)
     return known[token] or raw and cjson.decode(raw) or {}
   end
-  -- Whether as many of the group hold the lock as its waiter allows. Tokens that hold it no more do not count.
+  -- Whether as many of the group hold the lock as its waiter allows. Tokens that no longer hold it do not count.
   local function is_full(rec)
     local most, running = rec.group_limit, running_of(rec.group or '')
     return most and call('ZCARD', running) >= most and #call('ZINTER', 2, running, holders) >= most
@@ -39,7 +40,7 @@ local function open_groups(vt)
     local own = member and call('ZSCORE', groups, member) or call('ZSCORE', full, group) or call('ZSCORE', idle, group)
     return math.max(at, tonumber(own or at))
   end
-  -- Put a group in its place, with this virtual time.
+  -- Put a group into its sorted set, with this virtual time.
   local function place_group(group, start)
     local head, member = call('ZRANGE', line_of(group), 0, 0, 'WITHSCORES'), call('HGET', heads, group)
     if member then
@@ -80,7 +81,7 @@ local function open_groups(vt)
     call('ZREM', line_of(group), token)
     if start then place_group(group, start) end
   end
-  -- A token has become a holder; `starts` is false for a reservation, which is no start.
+  -- A token has become a holder; `starts` is false for a reservation, which is not a start.
   local function hold(token, rec, starts, lease)
     local group = rec.group or ''
     call('ZADD', running_of(group), now, token)
@@ -101,8 +102,8 @@ local function open_groups(vt)
     call('ZREM', running_of(group), token)
     if call('ZSCORE', full, group) then place_group(group, next_start(group)) end
   end
-  -- The first waiter of the group that is next; nil if each group with a waiter is at its limit. The second result
-  -- is true if it may be another one than peek() has found.
+  -- The first waiter of the group that is next; nil if each group with a waiter is at its limit. The second result is
+  -- true if it may differ from the result of peek().
   local function choose()
     local repaired = false
     while true do
@@ -153,7 +154,8 @@ local function open_groups(vt)
     if call('PTTL', queue) > 0 then call('PEXPIRE', line_of(''), call('PTTL', queue)) end
     place_group('', at)
   end
-  -- The first call without a stored message finds keys that do not expire. Then a line of clients may be one too.
+  -- The first call without a stored message finds keys that do not expire. Then the line of a group of clients may be
+  -- such a key, too.
   local function keep(stored, till)
     local live = till - now + GRACE_MS
     if not stored and (call('PTTL', heads) == -1 or call('PTTL', full) == -1) then
@@ -171,8 +173,8 @@ local function open_groups(vt)
       end
     end
   end
-  -- How many groups have a waiter, then name, waiters and 1 for a group at its limit, the largest first. Of very many
-  -- groups only those are read that are next, so that Redis is not blocked.
+  -- How many groups have a waiter, then name, waiters and 1 for a group at its limit, the largest first. If there are
+  -- very many groups, only the next ones are read, so that Redis is not blocked.
   local function view()
     local READ, SHOWN = 500, 10
     local found, shown = {}, {call('ZCARD', groups) + call('ZCARD', full)}

@@ -16,7 +16,7 @@ local function entries_in_index(known)
   return string.find(raw, '\n', 1, true) and {raw} or cjson.decode(raw)
 end
 
--- Write the entries of a name without that of the message `but`, and with `added`, if given.
+-- Write the entries of a name: without the entry of the message `but`, and with `added`, if given.
 local function put_entries(known, entries, but, added)
   local left = {}
   for _, entry in ipairs(entries) do

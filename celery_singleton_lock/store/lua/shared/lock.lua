@@ -10,7 +10,7 @@ local function line(verdict, fence, left_ms, rank, look_ms, reason, who)
   return table.concat({verdict, fence, left_ms, rank, look_ms, limit, reason, who}, '\n')
 end
 
--- For scripts about several locks: select the lock whose keys begin behind KEYS[offset].
+-- For scripts about several locks: select the lock whose keys follow KEYS[offset].
 local function use(offset, lock_name)
   lock = lock_name
   holders, queue, record, meta, bodies, deadlines, adrift, done, flow, due, index, fleet = unpack(KEYS, offset + 1, offset + 12)
@@ -23,8 +23,8 @@ local function quarantined_until() return false end
 local function note_lease() end
 -- END OF QUARANTINE
 
--- The pause and the limit that an operator has set, as read from `meta`. Their time may have ended: then they
--- are not in force, and the next sweep deletes them.
+-- The pause and the limit that an operator has set, as read from `meta`. If their time has ended, they are not in
+-- force, and the next sweep deletes them.
 local function read_rulings(reason, pause_till, number, limit_till)
   ruling = {pause = tonumber(pause_till or nil), limit = tonumber(limit_till or nil)}
   local pause_ended, limit_ended = reason and ruling.pause, number and ruling.limit
@@ -33,7 +33,7 @@ local function read_rulings(reason, pause_till, number, limit_till)
   ruling.pause_ended, ruling.limit_ended = pause_ended, limit_ended
 end
 
--- Until when `meta` must have what operators have set (ms); 0: it has nothing.
+-- Until when (ms) `meta` must keep the values that operators have set; 0: there are none.
 local function rulings_end()
   local pause_till = paused and (ruling.pause or math.huge) or 0
   local limit_till = ruled and (ruling.limit or math.huge) or 0

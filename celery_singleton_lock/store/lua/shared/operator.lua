@@ -1,6 +1,6 @@
 -- The audit log: what only the scripts for operators share.
 local AUDITED = 1000 -- entries of the audit log
-local LOCKS = 20     -- most entries of one operation; its last one sums up all further locks
+local LOCKS = 20     -- most entries of one operation; the last one counts all further locks
 
 -- Like every key of a lock, it is read before the first write. So is the new entry: JSON that this Lua
 -- refuses, such as a lone surrogate, must not leave the lock half changed.
@@ -8,12 +8,12 @@ local new_entry, newest_entry, newest_op
 local function check_audit()
   new_entry = cjson.decode(who)
   newest_entry = cjson.decode(redis.call('LINDEX', fleet .. ':audit', 0) or '{}')
-  newest_op = newest_entry.op -- an error if it is no object
+  newest_op = newest_entry.op -- an error if it is not an object
 end
 
 -- Write who did what to this lock; once in a script. Steps of one operation on one lock share an entry,
--- unless another entry comes between them: a purge of 200,000 tasks or locks must not push all other
--- entries out.
+-- unless another entry comes between them: a purge of 200,000 tasks or locks must not remove all other entries from
+-- the log.
 local function note(steps, token, rec)
   local audit, entry, last = fleet .. ':audit', new_entry, newest_entry
   entry.at, entry.lock, entry.count, entry.token = digits(now), lock, steps, token

@@ -23,7 +23,7 @@ local function place_at(rec, wanted)
   rec.place = digits(arrived)
   if not ahead then return end
   rec.place, rec.arrived = digits(math.max(0, arrived - ahead)), rec.place
-  redis.call('HSET', meta, 'prioritised', '1') -- so the queue is not in order of arrival: see replace_oldest
+  redis.call('HSET', meta, 'prioritised', '1') -- then the queue is not in order of arrival: see replace_oldest
 end
 
 -- Give a record another place. The time of its arrival stays.
@@ -31,7 +31,7 @@ local function move_to(rec, place)
   rec.arrived, rec.place = rec.arrived or rec.place, place
 end
 
--- Put a message behind all waiters, as one that arrives now. It loses its head start.
+-- Put a message behind all waiters, as if it arrived now. It loses its head start.
 local function move_behind_all(rec)
   local arrived = arrival_at(0)
   rec.place, rec.arrived = digits(arrived), nil

@@ -1,8 +1,8 @@
 -- Preemption: the newest call of a task replaces the one that waits, and the one that runs.
 
--- `rec.preempt` is {most, age} (lock_on_conflict="preempt"): at most so many calls of the task are preempted in a row.
--- age 1 = a new call; 0 = a retry, which is older than all others, whenever it came; -1 = a copy: it may be older or
--- newer than those that came before it, so it replaces none of them, and none of them replaces it.
+-- `rec.preempt` is {most, age} (lock_on_conflict="preempt"). most = how many calls of the task may be preempted in a
+-- row. age 1 = a new call; 0 = a retry, which is older than all others, whenever it came; -1 = a copy: it may be
+-- older or newer than those that came before it, so it replaces none of them, and none of them replaces it.
 local function is_older(rec, than)
   local retry, other = rec.preempt[2] == 0, than.preempt[2] == 0
   if retry ~= other then return retry end
@@ -16,8 +16,8 @@ local function call_that_waits(rec)
   if where == 'queue' or where == 'adrift' or where == 'overdue' and other.delayed then return token, other end
 end
 
--- Of the calls of the same task that hold the lock: the one that started first, of those that are older; one that is
--- newer, and no earlier attempt; and whether one must end already.
+-- Reads the calls of the same task that hold the lock. Returns token and record of the older call that started first;
+-- the record of a newer call with another task id; and whether one of them must already end.
 local function calls_that_run(rec)
   local first, older, newer, ends = nil, nil, nil, false
   for skip = 0, redis.call('ZCARD', holders) - 1, BATCH do
@@ -48,14 +48,14 @@ local function take_place(token, rec, own)
     return true
   end
   if waits then
-    if tonumber(waits.place) < tonumber(rec.place) then move_to(rec, waits.place) end -- else a stream would wait for ever
+    if tonumber(waits.place) < tonumber(rec.place) then move_to(rec, waits.place) end -- else a stream never starts
     replace(other, waits, rec.attempt, own)
   end
   rates.note_newest_call(source_of(rec), rec.attempt)
   return false
 end
 
--- A call that came back queues at its old place. Returns whether it ends, since a newer one waits.
+-- A call that was returned queues at its old place. Returns whether it ends instead, since a newer one waits.
 local function end_replaced(token, rec, own)
   local other, waits = call_that_waits(rec) -- itself, if it is the newest
   if not other or not is_older(rec, waits) then return false end
@@ -63,8 +63,9 @@ local function end_replaced(token, rec, own)
   return true
 end
 
--- The next waiter waits for a holder. If that is an older call of its task, it must end: its worker is told now, and
--- with each renewal; see extend. One that has not begun gives its permit back at once. Returns whether one did.
+-- The next waiter waits for a holder. If the holder is an older call of the same task, it must end: its worker is
+-- told now, and with each renewal (see extend). If the holder has not begun, it gives its permit back at once.
+-- Returns whether a permit was given back.
 local function preempt_for_next(own)
   local head = not fair and redis.call('ZRANGE', queue, 0, 0)[1]
   local rec = head and load(head)

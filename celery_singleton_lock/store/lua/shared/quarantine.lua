@@ -1,8 +1,8 @@
 -- Replaces the functions between QUARANTINE and END OF QUARANTINE in lock.lua, for
 -- singleton_lock_quarantine.
 --
--- A server that was promoted or restarted may miss the last grants. So it grants nothing until those
--- leases have ended. The quarantine begins when a script first reads a run id that differs from the
+-- A server that was promoted or restarted may not have the last grants. So it grants nothing until the leases of
+-- those grants have ended. The quarantine begins when a script first reads a run id that differs from the
 -- stored one, or when none is stored. It lasts for the longest lease.
 -- `fleet:server` is a HASH: run (run id), since (when that was first seen), till (when the quarantine
 -- ends), longest (the longest lease so far), all times in ms.
@@ -10,7 +10,7 @@ local UNKNOWN_MS = 30000 -- if no lease is stored: the default lease
 local ALWAYS = true      -- false: only if another client has stored a run id (commands without the setting)
 local quarantine = nil
 
--- A replica only reads the decision of its master; it grants nothing.
+-- A replica only reads the decision of its master, since it grants nothing.
 local function is_replica() return string.find(redis.call('INFO', 'replication'), 'role:slave', 1, true) end
 
 local function read_quarantine()

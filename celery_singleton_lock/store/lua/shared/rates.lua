@@ -1,13 +1,14 @@
 -- Rates, costs and timed closes of a lock.
 
 -- Rates bound the starts of a lock: for each rate {id, n, per, burst, costed}, at most n in (t - per, t]. `per` is
--- in microseconds. burst 0 = sliding: the log has each start. Else smooth (GCRA): `tat:<id>` is the time from which
--- on the next start is on time, and `burst` starts may come at once. A start is logged when its grant is
--- claimed. Until then the grant counts with the score UNCLAIMED: else a late claim could exceed the rate. One
--- function creates all others, so that a lock without rates does not pay for them.
--- A lock can also be closed until a time: then nobody is granted. It may be closed and have no rates.
--- A costed rate counts costs, not starts. Its own log has members '<cost> <token>'; `used:<id>` is their sum. A
--- smooth one logs only unclaimed grants. A caller without a cost for it costs 1.
+-- in microseconds. burst 0 = sliding: the log has each start. Else smooth (GCRA): `tat:<id>` is the time at which the
+-- next start is due, and `burst` starts may come at once. A start is logged when its grant is claimed. Until then the
+-- grant counts with the score UNCLAIMED, since a late claim could otherwise exceed the rate. One function creates all
+-- others, so that a lock without rates does not pay for them.
+-- A lock can also be closed until a time: then it is granted to nobody. A closed lock need not have rates.
+-- A costed rate counts costs instead of starts. It has its own log with members '<cost> <token>'; `used:<id>` is the
+-- sum of the costs. If the rate is smooth, only unclaimed grants are logged. A caller that declares no cost for it
+-- costs 1.
 local UNCLAIMED = 9e15
 local MOST_PAST = 16
 local function open_rates()
@@ -16,14 +17,15 @@ local function open_rates()
   local own = cjson.decode(kept.rates or '[]')
   -- `newest`: the last computed limit and rates, each with the place of the message that computed it.
   local newest = cjson.decode(kept.newest or '{}')
-  -- The rates that an operator has set, and when they end (ms; nil: not without a call).
+  -- The rates that an operator has set, and when they end (ms; nil: only a call ends them).
   local set, set_ends = kept.ruled_rates and cjson.decode(kept.ruled_rates), tonumber(kept.rates_until)
   local set_ended = set and set_ends and set_ends <= now
   if set_ended then set = nil end
-  -- Rates that were in force, until another caller met the idle lock: each with the time (us) at which what it
-  -- counted has left its period. Until then starts are logged for it, too, since it may be declared again.
+  -- Former rates: they were in force until a caller with other rates used the idle lock. Each has the time (us) at
+  -- which all starts that it counted are older than its period. Until then starts are logged for it, too, since it
+  -- may be declared again.
   local past = cjson.decode(kept.past or '[]')
-  local list, known -- the rates in force, and those with all that may be in force later
+  local list, known -- the rates in force; and these with all rates that may be in force later
   -- Of two declarations of one rate the lower one is in force.
   local function add(to, rate)
     for _, other in ipairs(to) do
@@ -34,7 +36,8 @@ local function open_rates()
     end
     to[#to + 1] = {unpack(rate)}
   end
-  -- An operator's rates replace those that count the same: starts, or costs. The others stay in force.
+  -- An operator's rates replace declared rates of the same kind: those that count starts, or costs. The others stay
+  -- in force.
   local function counts_costs(rate) return rate[5] and true or false end
   local function in_force(declared)
     if not set then return declared end
@@ -69,13 +72,13 @@ local function open_rates()
     for _, rate in ipairs(known) do most = math.max(most, rate[3]) end
     return most
   end
-  -- Until when (ms) the lock is closed for a time; nil if it is not.
+  -- Until when (ms) the lock is closed; nil if it is not closed for a time.
   local function reopens_at()
     local till = tonumber(kept.closed or 0)
     return till > now and till or nil
   end
-  -- For how long (ms) the rates may be needed although nobody declares them: a holder that has declared costs may
-  -- charge until its lease ends, and a charge may put a smooth rate many periods ahead.
+  -- For how long (ms) the rates may be needed although no waiter declares them: a holder that has declared costs may
+  -- charge until its lease ends, and a charge may move the next start of a smooth rate by many periods.
   local function may_count_for()
     local till_us = 1000 * tonumber(kept.charging or 0)
     for _, rate in ipairs(known) do
@@ -105,14 +108,14 @@ local function open_rates()
     kept[field] = value
     redis.call('HSET', flow, field, value)
   end
-  -- A lease of a holder that has declared costs begins.
+  -- Note that a lease of a holder that has declared costs begins.
   local function expect_charges(lease_ms)
     if now + lease_ms <= tonumber(kept.charging or 0) then return end
     store('charging', digits(now + lease_ms))
     live(flow)
   end
-  -- Debounce: `settling:<source>` is the token of the message that settles, and `came:<source>` when the last one
-  -- came; see source_of().
+  -- Debounce: `settling:<source>` is the token of the message that settles, and `came:<source>` the time at which the
+  -- last message came; see source_of().
   local function note_settling(source, token)
     if token then return store('settling:' .. source, token) end
     kept['settling:' .. source] = nil
@@ -125,8 +128,8 @@ local function open_rates()
     if quiet_ms > tonumber(kept.quiet or 0) then store('quiet', digits(quiet_ms)) end
     return last
   end
-  -- Preemption: `newest:<source>` is the attempt of the newest call, while that waits. `in_a_row:<task>` is how many
-  -- calls of a task were preempted since one has ended by itself.
+  -- Preemption: `newest:<source>` is the attempt of the newest call, while that call waits. `in_a_row:<task>` is the
+  -- number of calls of a task that were preempted since one of them ended by itself.
   local function note_newest_call(source, attempt)
     store('preempts', '1')
     store('newest:' .. source, attempt)
@@ -176,7 +179,7 @@ local function open_rates()
     add_used(rate, cost)
     redis.call('ZADD', log_of(rate), digits(score), entry)
     live(log_of(rate))
-    live(flow) -- its sum lives as long
+    live(flow) -- the sum lives as long as the log
   end
   local function strike(rate, entry)
     if redis.call('ZREM', log_of(rate), entry) == 1 then add_used(rate, -cost_in(entry)) end
@@ -225,7 +228,7 @@ local function open_rates()
     strike(rate, entry)
     enter(rate, cost - less, token, tonumber(score))
   end
-  -- The waiter that is next: its cost decides. The caller's record may not be stored yet.
+  -- The record of the next waiter, whose cost decides. The caller's record may not be stored yet.
   local function record_of_next()
     local first
     if fair then first = fair.peek() else first = redis.call('ZRANGE', queue, 0, 0)[1] end
@@ -233,7 +236,7 @@ local function open_rates()
     local raw = redis.call('HGET', record, first)
     return raw and cjson.decode(raw) or nil
   end
-  -- Cost, number, period and burst of a rate whose number or burst is lower than the cost: it never starts.
+  -- If a cost is above the number or burst of its rate, so that it never starts: cost, number, period and burst.
   local function excess(rec)
     for _, rate in ipairs(list) do
       local cost = cost_of(rate, rec)
@@ -242,8 +245,8 @@ local function open_rates()
       end
     end
   end
-  -- When one more may start by this rate; from UNCLAIMED on: not before a grant is claimed, or ends. With costs
-  -- it may be earlier: many entries must leave, and only the first ones are read.
+  -- When this rate allows one more start; UNCLAIMED or more: not before a grant is claimed, or ends. With costs the
+  -- time may be too early, since many entries must leave and only the first ones are read.
   local function opens_at(rate, rec)
     local cost, costed = cost_of(rate, rec), rate[5]
     local taken = not costed and (rate[4] > 0 and unclaimed() or in_window(rate)) or used_by(rate)
@@ -262,7 +265,7 @@ local function open_rates()
     end
     return last
   end
-  -- As waits_for(), for a record, else for the next waiter. One that costs too much does not wait: it ends.
+  -- As waits_for(), for a record, else for the next waiter. A waiter that costs too much does not wait, but ends.
   local function waits(rec)
     local till = at
     each_costed(function() rec = rec or record_of_next() end)
@@ -280,7 +283,7 @@ local function open_rates()
     live(log)
     each_costed(function(rate)
       local cost = cost_of(rate, rec)
-      strike(rate, digits(cost) .. ' ' .. token) -- its worker has not heard that it was granted before
+      strike(rate, digits(cost) .. ' ' .. token) -- an earlier grant whose reply its worker did not receive
       enter(rate, cost, token, UNCLAIMED)
     end)
   end
@@ -292,7 +295,7 @@ local function open_rates()
     if old > 0 then redis.call('ZREMRANGEBYRANK', log, 0, math.min(old, 10 * BATCH) - 1) end
     redis.call('HSET', flow, 'seen', digits(at))
     local sliding, counted = false, {}
-    for _, rate in ipairs(known) do -- also those that are in force when an operator's end
+    for _, rate in ipairs(known) do -- also those that are in force again when an operator's rates end
       local cost, again = cost_of(rate, rec), counted[rate[1]]
       counted[rate[1]] = true
       if rate[5] and not again then strike(rate, digits(cost) .. ' ' .. token) end
@@ -312,7 +315,7 @@ local function open_rates()
     redis.call('ZADD', log, digits(at), token)
     live(log)
   end
-  -- A grant that has ended unclaimed was no start.
+  -- A grant that has ended without a claim was not a start.
   local function drop(token, rec)
     local since = redis.call('ZSCORE', log, token)
     if not since or tonumber(since) < UNCLAIMED then return end
@@ -334,15 +337,16 @@ local function open_rates()
       end
     end)
   end
-  -- What messages compute: the newest by place counts. A copy arrives later than its message, so it does not
-  -- count; and a place in the future is from before the clock was set back.
+  -- Store a limit or rates that were computed for a message: those of the newest message, by place, are in force. A
+  -- copy arrives later than its message, so it does not count. A place in the future is from a time before the clock
+  -- was set back, so it does not count either.
   local function note_newest(what, value, place, copy)
     local last = newest[what] and tonumber(newest[what][2])
     if last and (copy or place < last and last <= now_us) then return end
     newest[what] = {value, digits(place)}
     redis.call('HSET', flow, 'newest', cjson.encode(newest))
   end
-  -- Keep the caller's costs for its record. In the rates themselves, a flag says that they count costs.
+  -- Keep the caller's costs for its record. In the rates themselves, only a flag says that they count costs.
   local function take_costs(rates_wanted)
     for _, rate in ipairs(rates_wanted or {}) do
       if rate[5] then
@@ -366,7 +370,7 @@ local function open_rates()
     if #left > 0 or #past > 0 then store('past', cjson.encode(left)) end
     past = left
   end
-  -- An idle lock takes the rates of the caller. Returns whether a rate is new.
+  -- The rates of the caller are in force for an idle lock. Returns whether a rate is new.
   local function declare_rates(wanted, place, copy, replace)
     local before, is_new = {}, false
     for _, rate in ipairs(known) do before[rate[1]] = true end
@@ -405,7 +409,7 @@ local function open_rates()
     redis.call('HSET', flow, 'static', kept.static)
     return math.min(lowest, newest.limit[1])
   end
-  -- An operator sets rates until `till` (ms; nil: for ever), or, without `wanted`, ends them.
+  -- Set an operator's rates until `till` (ms; nil: for ever); without `wanted`, end them.
   local function rule(wanted, till)
     set, set_ends, set_ended = wanted and cjson.decode(wanted), till, nil
     redis.call('HDEL', flow, 'ruled_rates', 'rates_until')
@@ -417,7 +421,7 @@ local function open_rates()
   end
   local function ruling_ends() return set and (set_ends or math.huge) or 0 end
   local function drop_ruling() if set_ended then rule(nil) end end
-  -- While a message is stored, the rates do not expire: it does not declare them again, as a client does.
+  -- While a message is stored, the rates do not expire: unlike a client, a message does not declare them again.
   -- Nor does the log, since a grant may wait for its claim longer than the log lives. While a holder of
   -- several locks waits for another one, or a call that can be preempted runs, both live until its lease ends.
   local function keep(stored)
@@ -440,8 +444,8 @@ local function open_rates()
     redis.call('HSET', flow, 'seen', digits(at))
     live(charged)
   end
-  -- A later correction of what a start costs, by the rates of these ids. More counts from now on. Less is given
-  -- back at most as far as the start still counts. Returns whether the lock has such a rate.
+  -- Correct what a start has cost, for the rates with these ids. An additional amount counts from now on. A lower
+  -- amount is given back only as far as the start still counts. Returns whether the lock has such a rate.
   local function charge(token, rec, amount, ids, charge_id)
     local found, repeated = false, is_known(charge_id)
     each_costed(function(rate)
@@ -462,7 +466,8 @@ local function open_rates()
     if found and not repeated then live(flow) end
     return found
   end
-  -- The rates, each with what it counts now, whether it counts costs, and whether an operator has set it.
+  -- The rates: each with the starts or costs that count now, whether it counts costs, and whether an operator has set
+  -- it.
   local function view_rates()
     local seen = {}
     for i, rate in ipairs(list) do

@@ -28,7 +28,7 @@ local function has_body(base) return not alone and redis.call('HEXISTS', bodies,
 
 local function count(what) redis.call('HINCRBY', meta, what, 1) end
 
--- When a token's lease ends, or ended; nil if the token does not hold the lock.
+-- The end of a token's lease, which may be past; nil if the token does not hold the lock.
 local function lease_end(token) return tonumber(redis.call('ZSCORE', holders, token) or nil) end
 
 -- In which collection a token is: 'holder', 'queue', 'adrift', 'overdue' or nil.

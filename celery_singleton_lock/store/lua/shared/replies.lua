@@ -8,7 +8,7 @@ local function describe(token, reason)
   return who
 end
 
--- waits_for() for a reply: it tells a close, which ends by itself, from an operator's pause.
+-- As waits_for(), for a reply: it distinguishes a close, which ends by itself, from an operator's pause.
 local function told_reason(held)
   local reason, till = waits_for(held)
   return reason == 'pause' and till and not paused and 'closed' or reason, till

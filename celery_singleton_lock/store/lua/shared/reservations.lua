@@ -18,7 +18,7 @@ local function reserve(attempt, ms, rec, own)
     local deadline = redis.call('ZSCORE', deadlines, token)
     local in_time = not (deadline and tonumber(deadline) <= now)
     if standing(token, waits) ~= 'queue' or not in_time then return end
-    if rates and rates.excess(waits) then return end -- it ends when its turn comes
+    if rates and rates.excess(waits) then return end -- it ends when it is next
     local reason = waiter_waits_for(waits, own)
     if not reason then return grant(token, waits, own) end
     if reason == 'worker' then return end
@@ -41,7 +41,7 @@ local function take_reservation(attempt, queues, rec)
   if attempt == '' or not lease_end(token) then return false end
   local reason = waits_for(redis.call('ZCARD', holders) - 1, rec)
   local later = reason == 'pause' or reason == 'redis' or reason == 'rate'
-  local ends = reason == 'rate' and not queues and wanted_flow and wanted_flow.ends_at_rate -- it does not come again
+  local ends = reason == 'rate' and not queues and wanted_flow and wanted_flow.ends_at_rate -- its attempt ends
   kept_for_me = later and not queues and not ends
   if kept_for_me then return false end
   local place = later and place_before_all(load(token)) or nil

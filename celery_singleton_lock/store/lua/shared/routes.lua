@@ -47,7 +47,7 @@ end
 
 local LOOKED = 1000 -- most messages that one script reads in a search
 
--- The first messages of a route, and a page of the others, from a different start each time.
+-- The first messages of a route, and a page of the others, which starts at another message in each call.
 local function some_adrift(route)
   local tokens = adrift_of(route, 0, BATCH)
   if #tokens < BATCH then return tokens end
@@ -59,8 +59,8 @@ end
 
 local function route_in(member) return string.match(member, '^(.*)\n%d+\n[^\n]*$') end
 
--- At most `most` routes of messages adrift. There may be more, so each call starts at another one and
--- continues from the last to the first.
+-- At most `most` routes of messages adrift. There may be more, so each call starts at another route, and continues
+-- with the first after the last.
 local function routes_adrift(most)
   local total = redis.call('ZCARD', adrift)
   if total == 0 then return {} end

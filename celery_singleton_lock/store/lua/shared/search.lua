@@ -49,11 +49,11 @@ local function read_new_holders(attempts)
   redis.call('PEXPIRE', attempts, GRACE_MS)
 end
 
--- Tokens among which is each holder with this attempt. Of many holders, `attempts` (ZSET, token -> digest
--- of its attempt) has those that an earlier search has read, so that a search reads only later ones. Grants
--- do not write it, so those of an older version need not. The score of its member '' is the fencing token of
--- the last grant at that search: while that has not changed, no holder is missing. It may have former
--- holders, whose records are gone.
+-- Returns tokens that include each holder with this attempt. If there are many holders, `attempts` (ZSET, token ->
+-- digest of its attempt) has the holders that an earlier search has read, so that a search reads only later ones.
+-- Searches write it and grants do not, so grants of an older version are found, too. The score of its member '' is
+-- the fencing token of the last grant at the time of that search: while the fencing token has not changed, no holder
+-- is missing. It may contain former holders, whose records are gone.
 local function among_holders(attempt, few)
   local tokens = redis.call('ZRANGE', holders, 0, few)
   if #tokens <= few then return tokens end
@@ -82,7 +82,7 @@ local function find(attempt)
 end
 
 -- The token and record of another delivery of the same message: one of the two is marked as a copy, or
--- both have the same base. Any other message with this attempt is a call of its own. For a copy, all holders
+-- both have the same base. Any other message with this attempt is a separate call. For a copy, all holders
 -- are searched. For any other message only those with its base are searched, since the index has every copy.
 local function duplicate_of(token, attempt, copy)
   if copy ~= '0' or attempt == '' then return find(attempt) end
@@ -109,8 +109,8 @@ local function is_done(member)
   return till and tonumber(till) > now
 end
 
-local FIRST_PLACE = 4 -- `copy` has lower values that are no time
-local CLOCK_MS = 1000 -- more than the clocks of a worker and of this server differ
+local FIRST_PLACE = 4 -- lower values of `copy` are not a time
+local CLOCK_MS = 1000 -- the clocks of a worker and of this server differ by less
 
 -- Whether the attempt of a message that may be a copy has ended. If `copy` is a time in microseconds, the
 -- message is known to have arrived first then. An end before that is the end of another call with its id.

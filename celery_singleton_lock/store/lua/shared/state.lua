@@ -1,4 +1,4 @@
--- What the scripts share: the state of one lock, and the functions that change it.
+-- The part that all scripts share: the state of one lock, and the functions that change it.
 --
 -- Lua has no roll-back. So a script reads every key, which checks its type, before it writes.
 -- Keys of others (inboxes, wake lists, routes) are written with pcall: if another program uses such a
@@ -30,7 +30,7 @@
 --   refused    another lock of its task, which Redis refuses, so that it is delayed
 --   costs      cost of its start, by the id of a rate that counts costs; started = when it counted;
 --              given = what charges have given back of it since then, by that id
---   excess     why it costs too much ever to start: cost, number, period and burst of a rate
+--   excess     why it costs too much to start at all: cost, number, period and burst of a rate
 --   ends_at_rate   true if it ends when it is next and above the rate (lock_on_rate); above_rate = it does
 --   unique     its entry among the unique calls; see keep_unique()
 --   seal       id of the call that took the message out of the queue for publishing
@@ -67,7 +67,7 @@ local holders, queue, record, meta, bodies, deadlines, adrift, done, flow, due, 
 local limit, last_fence, grants
 local declared        -- the limit that holders and waiters have declared
 local paused, ruled   -- set by operators: no grants, and a limit that overrides the declared ones
-local ruling = {}     -- when these end (ms), `pause` and `limit`; nil: not without a call
+local ruling = {}     -- when these end (ms), `pause` and `limit`; nil: only a call ends them
 local alone      -- there are no waiters and no stored messages: the keys of the queue need not be read
 local remembers  -- `done` has entries: ends of attempts are remembered
 local index_changed   -- the index has gained or lost an entry

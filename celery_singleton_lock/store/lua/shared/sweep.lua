@@ -14,7 +14,8 @@ local function have_rejected(token, rec, own)
   return true
 end
 
--- A waiter costs more than a rate allows, and can never start: it ends. A client asks again, and is told.
+-- End a waiter that costs more than a rate allows, so that it can never start. A client asks again, and the reply
+-- says why.
 local function refuse_cost(token, rec, own)
   rec.excess = rates.excess(rec)
   save(token, rec)
@@ -80,7 +81,7 @@ local function sweep(own)
   if fair and sweeping then fair.repair() end
 end
 
--- The next waiter ends if it does not wait for the rate. Returns whether there was one.
+-- End the next waiter if it does not wait for the rate. Returns whether one was ended.
 local function end_above_rate(own)
   local head = next_waiter()
   local rec = head and load(head)
@@ -113,7 +114,7 @@ local function grant_waiters(own, me, my_record)
     local head, repaired = next_waiter()
     if not head then return end
     local rec = head == me and my_record or load(head)
-    if repaired and waits_for(nil, rec) then return end -- it may cost more than the one that peek() has found
+    if repaired and waits_for(nil, rec) then return end -- it may cost more than the waiter that peek() has found
     local deadline = redis.call('ZSCORE', deadlines, head)
     if head == me then
       unqueue(head, rec)

@@ -18,7 +18,7 @@ local function read_unique(key)
   return (entry.state == 'pending' or entry.state == 'sent') and entry or nil
 end
 
--- Without `ms` the entry does not expire; 'keep': its time stays.
+-- Without `ms` the entry does not expire; with 'keep' its expiry does not change.
 local function write_unique(key, entry, ms)
   local raw = cjson.encode(entry)
   if ms == 'keep' then return redis.call('SET', unique_entry(key), raw, 'KEEPTTL') end
@@ -29,7 +29,7 @@ end
 -- Followers of a task: stored messages that are out of the queue until it has ended. See follow().
 local function followers_of(id) return string.sub(holders, 1, -8) .. 'unique:' .. id .. ':followers' end
 
--- Followers look again now: the next sweep reads them, in order of arrival.
+-- Make followers check again now: the next sweep reads them, in order of arrival.
 local function wake_followers(id, most)
   if alone then return end
   local tokens = redis.pcall('ZRANGE', followers_of(id), 0, most - 1)
@@ -42,7 +42,7 @@ local function wake_followers(id, most)
   redis.call('ZADD', due, now, lock)
 end
 
--- The call does not count any more. One script wakes only some of its followers: each of them wakes the next one.
+-- The call no longer counts. One script wakes only some of its followers; each of these wakes another one.
 local function drop_unique(key, id)
   redis.call('DEL', unique_entry(key))
   wake_followers(id, BATCH)
@@ -73,7 +73,7 @@ local function keep_unique(rec)
     rec.unique = nil
     return
   end
-  index_changed = true -- then a sweeper comes when its lease has ended: see keep_indexed_due
+  index_changed = true -- then the lock is swept when its lease has ended: see keep_indexed_due
   end_pending(entry)
   write_unique(rec.unique[1], {id = id, state = 'here', retries = retries, attempt = rec.attempt})
 end

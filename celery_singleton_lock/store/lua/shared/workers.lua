@@ -52,7 +52,8 @@ local function take_slot(worker, own)
   end
 end
 
--- A worker with a free slot that takes the message: the caller's, else any, else nil.
+-- A worker that has a free slot and takes the message: the caller's worker if possible, else any; nil if there is
+-- none.
 local function idle_worker(rec, own)
   local live = takers(rec, own)
   if live.own and free_slots(own) + freed > 0 then return own end
@@ -62,14 +63,15 @@ local function idle_worker(rec, own)
   end
 end
 
--- The worker that gets a message: one with a free slot, else the caller's, else any that takes it; false
--- if no live worker takes it.
+-- The worker that gets a message: one with a free slot, else the caller's worker, else any worker that takes the
+-- message; false if no live worker takes it.
 local function worker_for(rec, own)
   local live = takers(rec, own)
   return idle_worker(rec, own) or live.own and own or live[1 + now_us % math.max(#live, 1)] or false
 end
 
--- waits_for() for one waiter: it also waits for its group, and a parked message for a worker that takes it.
+-- As waits_for(), for one waiter, which may also wait for its group. A parked message may also wait for a worker that
+-- takes it.
 local function waiter_waits_for(rec, own)
   local reason, till = waits_for(nil, rec)
   if not reason and fair and fair.is_full(rec) then

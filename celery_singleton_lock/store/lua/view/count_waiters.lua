@@ -8,7 +8,7 @@
 local now_us = tonumber(server_time())
 local now = math.floor(now_us / 1000)
 
--- A lock with a waiter is always due at some time, so this finds each of them. The names of its keys follow
+-- A lock with a waiter is always due at some time, so it is found in this sorted set. The names of its keys follow
 -- from its own, and they are in the same slot; those of a long name contain a digest that Lua cannot make.
 local LONGEST = 200
 local bucket = string.sub(KEYS[1], 1, -4)

@@ -9,7 +9,8 @@ local most = tonumber(most_holders)
 -- The names of a lock's other keys follow from its meta key, and they are in the same slot. So the caller
 -- sends one key per lock: a list of 100,000 locks would otherwise need a million. Records are JSON already,
 -- so they go into the reply unchanged, and the client parses it as a whole.
--- What may hold the waiters of a lock with a free permit back: 1 = a rate, 2 = the limits of groups, 0 = nothing.
+-- What may keep the waiters of a lock with a free permit from starting: 1 = a rate, 2 = the limits of groups, 0 =
+-- nothing.
 local function held_back(flow)
   local rates, set, newest, groups = unpack(redis.call('HMGET', flow, 'rates', 'ruled_rates', 'newest', 'vt'))
   local computed = newest and string.find(newest, '"rates"', 1, true)
