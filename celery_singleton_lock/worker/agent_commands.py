@@ -84,7 +84,7 @@ class Requeue:
 
 @dataclass(frozen=True, slots=True)
 class RetryRefused:
-    """Let the dispatcher try a lock again that Redis has refused.
+    """Let the dispatcher try again a lock that Redis has refused.
 
     Args:
         name: name of the lock.
@@ -123,9 +123,9 @@ class EndUnique:
     """End the entry of a unique call that runs without its lock, or not at all.
 
     Args:
-        unique: of the call.
+        unique: the unique call, as its message describes it.
         task_id: id of its task.
-        retries: of its attempt.
+        retries: number of retries of its attempt.
     """
 
     unique: UniqueCall

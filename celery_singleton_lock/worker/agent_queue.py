@@ -1,4 +1,4 @@
-"""The queue of commands for a worker's agent. A command may have a time before which it waits."""
+"""The queue of commands for a worker's agent. A command may have an earliest time."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from celery_singleton_lock.errors import BackendError, BackendUnreachable
 from celery_singleton_lock.worker.agent_commands import Command
 
 RETRY: Final = 0.5
-"""Seconds before a command is repeated that Redis did not answer."""
+"""Seconds after which a command that Redis did not answer is repeated."""
 
 REFUSED_RETRY: Final = 5.0
-"""Seconds before a command is repeated that Redis refused: an operator must act first."""
+"""Seconds after which a command that Redis refused is repeated: an operator must act first."""
 
 LONGEST_RETRY: Final = 60.0
-"""Most seconds before a command is repeated that failed by a defect of this package."""
+"""Most seconds after which a command that failed because of a defect is repeated."""
 
 BATCH: Final = 100
 """Most commands that one round takes."""

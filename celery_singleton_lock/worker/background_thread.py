@@ -102,7 +102,7 @@ class BackgroundThread:
     def last_round(self) -> float | None:
         """Return the seconds since the last round began; None if it waits for work, or has ended.
 
-        A number that grows: the thread hangs, or has died.
+        If the number grows, the thread hangs, or has died.
         """
         waits = self._idle and self.is_alive()
         if self._thread is None or self._ended or waits:

@@ -102,7 +102,7 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is 
             self.runtime.loop_channel.attach(hub)
 
     def stop(self, consumer: Any) -> None:
-        """Return the messages that the pool will not run.
+        """Return to the broker the messages that the pool will not run.
 
         A lost connection flushes the pool; a shutdown closes it.
         """

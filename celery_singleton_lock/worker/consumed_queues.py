@@ -66,7 +66,7 @@ class Consumed:
         """Return the queue from which a message came, or the most likely one.
 
         With AMQP the tag of the consumer identifies it. The routing key does not: native delayed
-        delivery puts a delay before it, and several queues may be bound by one key.
+        delivery adds a delay to it, and several queues may be bound by one key.
         """
         info = request.message.delivery_info or {}
         tag = str(info.get("consumer_tag"))
@@ -85,7 +85,7 @@ class Consumed:
     def _routed_to(self, exchange: str | None, key: str | None) -> str:
         consumed = self._queues()
         queues = self._consumer.app.amqp.queues
-        every: dict[str, Any] = {**consumed, **queues}  # also those not consumed any more
+        every: dict[str, Any] = {**consumed, **queues}  # also those that are no longer consumed
         for name, entry in every.items():
             if exchange and any(
                 bound == exchange and binding_matches(pattern, kind, key)

@@ -8,8 +8,8 @@ from typing import Any
 def open_buffers(dispatcher: Any) -> None:
     """Create the event buffers now, before several threads send events.
 
-    Celery's dispatcher creates a buffer with the first event of its group, without its mutex. If
-    the main loop iterates over all buffers at that moment, it raises, and the worker ends.
+    Celery's dispatcher creates a buffer for the first event of a group, without holding its mutex.
+    If the main loop iterates over all buffers at that moment, it raises, and the worker ends.
     """
     for group in ("task", "lock"):
         dispatcher._group_buffer[group]  # noqa: SLF001  # a defaultdict creates it

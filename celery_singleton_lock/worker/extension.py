@@ -235,7 +235,7 @@ class Extension:
     def computed(
         self, task: Any, args: Any, kwargs: Any, sent: Sent | None, options: LockOptions
     ) -> LockOptions:
-        """Return the options of a call, with those that depend on its arguments as numbers.
+        """Return the options of a call; those that depend on its arguments are computed.
 
         Raises:
             ConfigurationError: an option cannot be computed, or its value cannot be used.
@@ -278,7 +278,7 @@ class Extension:
     def unique_key(
         self, task: Any, args: Any, kwargs: Any, sending: Mapping[str, Any]
     ) -> tuple[str, str]:
-        """Return the lock of a call that is about to be sent, and what makes it unique there.
+        """Return the lock name and the unique key of a call that is about to be sent.
 
         Raises:
             LockNameError: one of the two cannot be computed.
@@ -495,7 +495,7 @@ class Extension:
         return False
 
     def _alone(self, run: Run, options: LockOptions) -> Callable[[], tuple[str, LockOptions]]:
-        """Return what names the lock of a run, and computes the options of its call."""
+        """Return a function that returns the lock name of a run, and the options of its call."""
 
         def said() -> tuple[str, Mapping[str, Any]]:
             info = run.request.get("delivery_info") or {}

@@ -1,11 +1,12 @@
 """Starts granted tasks before tasks that wait for a pool slot and hold no lock.
 
-While a granted task waits for a slot, nobody can use its lock. So it passes the tasks that hold
-none. While one of these is first, only one granted task passes it. So a steady stream of granted
-tasks leaves them every second slot.
+While a granted task waits for a slot, no other task can use its lock. So it passes the tasks that
+hold no lock. Only one granted task may pass a task that is first and holds no lock. So a steady
+stream of granted tasks leaves every second slot to tasks without a lock.
 
-A delivery may also end its task, since a later one replaced it, for example. It holds no lock, and
-there may be thousands. It passes tasks from the broker likewise, and granted tasks pass it.
+A delivery may also end its task, since a later one replaced it, for example. Such a delivery holds
+no lock, and there may be thousands. It passes tasks from the broker by the same rule, and granted
+tasks pass it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _UNSUPPORTED: Final = (
 
 
 class Precedence(IntEnum):
-    """What an item passes: those of a lower precedence."""
+    """An item passes the items of a lower precedence."""
 
     FROM_BROKER = 0
     """It holds no lock."""
@@ -198,7 +199,7 @@ class ThreadQueue:
 
     @contextmanager
     def with_precedence(self, precedence: Precedence) -> Iterator[None]:
-        """Give what this thread puts a precedence."""
+        """Give a precedence to the items that this thread puts."""
         self._mode.precedence = precedence
         try:
             yield

@@ -59,8 +59,8 @@ def observe(app: Celery, *kinds: type[Event]) -> Callable[[_Call], _Call]:
     """Call a function with each event of the given types: ``@observe(app, LeaseLost)``.
 
     It is called in the main process of each worker of the app, in the thread that reports the
-    event. That thread waits for it, so put longer work into a queue. If it raises, the error is
-    logged and has no other effect.
+    event. That thread waits for the function, so put longer work into a queue. If it raises, the
+    error is logged and has no other effect.
 
     Args:
         app: the Celery app.

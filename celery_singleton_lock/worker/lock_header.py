@@ -1,7 +1,7 @@
 """The header that a worker's main process adds to a request, for the pool.
 
-It is stored in the request under :data:`HEADER_KEY`. It is removed before the task can see it: else
-Celery would copy it into retries and child tasks.
+It is stored in the request under :data:`HEADER_KEY`. It is removed before the task can see it.
+Otherwise Celery would copy it into retries and child tasks.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class LockHeader(NamedTuple):
         worker: id of the worker that received it.
         place: server microseconds of arrival.
         created_at: monotonic seconds of arrival on this machine, before any ETA or rate limit.
-        moved: it was parked, and then sent to the broker, which may have it twice. All of them have
-            tokens with the same base, so ``copy`` is not needed to recognise them.
+        moved: it was parked, and then sent to the broker, which may have it twice. All its
+            deliveries have tokens with the same base, so ``copy`` is not needed to recognise them.
         copy: another copy of the attempt may exist. For a granted delivery: an earlier claim may
             have reached Redis.
         granted: the lock was granted to this delivery; claim it instead of acquiring it.
@@ -90,8 +90,8 @@ class LockHeader(NamedTuple):
         lock_set: all locks, if the task has several; ``name`` and ``token`` are those of one.
         call: lock options of this call.
         flow: flow options of its claims, see :class:`~celery_singleton_lock.core.model.Claim`.
-        later: the task acquires other locks before it starts: a rate of this one counts the start
-            when all are held.
+        later: the task acquires other locks before it starts. A rate of this lock counts the start
+            when all locks are held.
         computed: options that were computed from its arguments; None if none is.
         first_place: server microseconds of its first delivery; 0 if that is not known, as the
             broker may have delivered it before.
@@ -295,7 +295,7 @@ def task_id_of(attempt: str) -> str:
 
 
 def whose(header: LockHeader) -> str:
-    """Return the task of a delivery with its id, for people."""
+    """Return name and id of the task of a delivery, as text."""
     return f"{header.task}[{task_id_of(header.attempt)}]"
 
 

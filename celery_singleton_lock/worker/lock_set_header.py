@@ -72,9 +72,9 @@ def _moved(header: LockHeader, lock_set: LockSet) -> LockHeader:
 
 
 def begun_again(header: LockHeader, lock_set: LockSet, *, frees: tuple[Part, ...]) -> LockHeader:
-    """Return the header of a task that acquires all of its locks anew.
+    """Return the header of a task that acquires all of its locks again.
 
-    It may have lost one while it was parked, or its locks are others by now.
+    It may have lost one while it was parked, or its set of locks may have changed.
 
     It gets new tokens, and counts as a copy: the first lock recognises duplicates.
 

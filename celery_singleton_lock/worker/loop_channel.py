@@ -48,7 +48,7 @@ AFTER_POOL: Final = 0.0005
 """Delay of the calls of :meth:`LoopChannel.after_pool`, in seconds."""
 
 STILL: Final = 1.0
-"""Seconds that a call may wait before the loop counts as standing still."""
+"""Seconds that a call may wait before the loop counts as stopped."""
 
 PATH: Final = "CELERY_SINGLETON_LOCK_LOOP_CHANNEL"
 """Environment variable with the name of the pipe for spawned children."""
@@ -235,7 +235,7 @@ class LoopChannel:
         self._hub.add_reader(self._notice_reader, self._look, self._loops)
 
     def _hush(self) -> None:
-        """Stop notices from waking the loop, which polls from now on."""
+        """Stop notices from waking the loop; it polls from now on."""
         self._listens = False
         self._hub.remove_reader(self._notice_reader)
 
@@ -271,8 +271,9 @@ class LoopChannel:
             return b""
 
     def _write(self, end: int, line: bytes) -> None:
-        # Full: the reader will find the call. Closed by code of the user in a child: the end of the
-        # task tells the same as the notice, so no task may fail for that.
+        # If the pipe is full, the reader will find the call. If code of the user in a child has
+        # closed it, the end of the task has the same effect as the notice. So no task may fail
+        # because of that.
         with suppress(OSError):
             self._write_now(end, line)
 

@@ -33,13 +33,13 @@ class Arrival(NamedTuple):
     """Facts about a message that are known when it arrives. They are set once.
 
     Args:
-        copy: whether it is a copy of a parked message, which an older version has published.
+        copy: whether it is a copy of a parked message that an older version has published.
         requeues: number of its requeues.
         returns: number of its returns.
         first_place: server microseconds of its first arrival, if it was requeued since; else 0.
         delivered: whether it was parked, so that the broker has no message for it.
-        claim: the claim of the former worker, which sent it to the broker as it ended; None if it
-            does not come from such a worker.
+        claim: the unanswered claim of the worker that sent it to the broker when it ended; None if
+            no such worker sent it.
     """
 
     copy: bool = False
@@ -57,7 +57,7 @@ FIRST_ARRIVAL: Final = Arrival()
 class Stage(enum.Enum):
     """The position of a message in the worker's main process.
 
-    A delivery from Redis starts a new request, so nothing follows :attr:`PARKED`.
+    A delivery from Redis creates a new request, so no stage follows :attr:`PARKED`.
     """
 
     RECEIVED = "received"

@@ -1,4 +1,4 @@
-"""The exceptions with which a run ends that did not get its lock."""
+"""The exceptions that end a run which did not get its lock."""
 
 from __future__ import annotations
 

@@ -20,10 +20,10 @@ from celery_singleton_lock.worker.message_codec import unpack
 from celery_singleton_lock.worker.request_class import read_as_celery
 
 NAMED: Final = 20
-"""Largest number of locks that the events of one operation name."""
+"""Largest number of locks of one operation that have an event of their own."""
 
 SLOW: Final = 5.0
-"""Seconds from which a failed write means that the result backend does not answer."""
+"""If a failed write took this many seconds, the result backend counts as not answering."""
 
 
 class BrokerError(SingletonLockError):

@@ -176,7 +176,7 @@ class PartialLockSets:
             self._watchdog.forget(part.token, patience=0)
 
     def begin_all_again(self, until: float) -> None:
-        """Let the tasks start over elsewhere, since this worker stops and renews no longer.
+        """Let the tasks start over elsewhere, since this worker stops and renews no locks.
 
         If there is no time for a message, the leases that it holds end, with the same effect.
 

@@ -19,7 +19,7 @@ class PoolFeeder:
     """Sends requests to the pool of a worker without an event loop, one by one, when it has room.
 
     Without an event loop, sending a request waits for a free slot. Celery's consumer may wait
-    there. The thread of the loop channel may not: it would delay other calls, and a request that
+    there. The thread of the loop channel must not: it would delay other calls, and a request that
     waits inside the pool can be lost at a shutdown.
 
     Args:

@@ -10,7 +10,7 @@ from celery_singleton_lock.worker.lock_header import task_id_of
 
 
 class LockPreempted(LockError, Ignore):  # type: ignore[misc]  # celery is untyped
-    """A newer call replaces this run (``lock_on_conflict="preempt"``): clean up, and let it pass.
+    """A newer call replaces this run (``lock_on_conflict="preempt"``): clean up, and end.
 
     The run still holds the lock, so nobody else writes meanwhile. The task ends as REVOKED, and its
     message is acknowledged; ``autoretry_for`` does not apply.

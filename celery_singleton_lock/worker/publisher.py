@@ -24,7 +24,7 @@ CONFIRMED_WITHIN: Final = 10.0
 
 _NOT_SENT: Final = frozenset(
     {
-        "delivery_info",  # of virtual transports, like the next two; a copy gets new ones
+        "delivery_info",  # of virtual transports, like the next two; a copy gets new values
         "delivery_tag",
         "body_encoding",
         "content_type",  # of AMQP, like the next one; both are arguments of publish()

@@ -16,7 +16,7 @@ class QueueStops:
 
     Only the consumer of the broker is cancelled. The queue stays in ``consume_from``, which
     Celery's commands ``cancel_consumer`` and ``add_consumer`` change: so the worker still takes the
-    parked messages of the queue, and an operator's command goes before a stop.
+    parked messages of the queue, and an operator's command overrides a stop.
 
     Args:
         consumer: Celery's consumer.
@@ -36,7 +36,7 @@ class QueueStops:
         self._cancelled_at: Any = None
 
     def stop(self, queue: str) -> None:
-        """Consume a queue no more, also after a reconnect. For the agent."""
+        """Stop consuming a queue, even after a reconnect. For the agent."""
         self._wanted |= {queue}
         self.look()
 
@@ -46,7 +46,7 @@ class QueueStops:
         self._post(self._in_turn, self._consume, queue)
 
     def look(self) -> None:
-        """Cancel the consumers of stopped queues, and notice those of operators. For the agent."""
+        """Cancel the consumers of stopped queues; detect those of operators. For the agent."""
         if self._wanted:
             self._post(self._in_turn, self.apply)
 

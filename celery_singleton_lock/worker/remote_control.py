@@ -32,7 +32,7 @@ MOST: Final = 1000
 """Most locks in one reply."""
 
 DECLARED: Final = "declared"
-"""Argument that undoes a switch."""
+"""Argument that removes a switch."""
 
 NO_LOCKS: Final = {"error": "this worker takes no locks: it has no LockedTask, or all are off"}
 
@@ -127,7 +127,7 @@ def _state(request: LockedRequest) -> str:
 def lock_mode(
     state: Any, mode: str, task: str = ALL, who: str = "", why: str = "", **_: Any
 ) -> dict[str, Any]:
-    """Switch the mode of all tasks, or of one, in the whole fleet; "declared" undoes it.
+    """Switch the mode of all tasks, or of one, in all workers; "declared" removes the switch.
 
     It takes effect at once in the workers that receive the command, even if the locks' Redis does
     not answer.
@@ -148,7 +148,7 @@ def lock_mode(
         return {"error": f"there is no LockedTask {task!r} here"}
     runtime.agent.mode_switches.order(task, None if mode == DECLARED else mode)
     shown = f"(all tasks: {mode})" if task == ALL else f"(task {task}: {mode})"
-    op = f"control:{task}:{mode}"  # the same in all workers, so that the audit has one entry
+    op = f"control:{task}:{mode}"  # one id for all workers, so that the audit has one entry
     by = Operator(printable(who) or UNNAMED, via="control", why=why, action="mode", op=op)
     runtime.commands.put(Call(partial(_audit, runtime, shown, by)))
     return {"ok": f"{'all tasks' if task == ALL else task}: {mode}"}

@@ -179,7 +179,7 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
     call: Call | None = None
     """Lock options of this call."""
     unique: UniqueCall | None = None
-    """What its message says of a unique call; None if it is not unique."""
+    """The unique call, as the header of the message describes it; None if it is not unique."""
     was_blocked = False
     """Whether monitors may show BLOCKED or DELIVERED, which only an explicit state replaces."""
     lock_refused = False
@@ -189,7 +189,7 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
     runs_later = False
     """Whether the task has run and raised ``RetryLater``, so that its message waits again."""
     preempted_by: str = ""
-    """The attempt for which its task must end; empty if it need not."""
+    """The newer attempt because of which its task must end; empty if it need not."""
     ran_for: float | None = None
     """Run time of the task in seconds, measured by its process."""
     acquired_at: float | None = None
@@ -269,13 +269,13 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
 
     @property
     def is_only_copy(self) -> bool:
-        """Whether a claim that Redis did not answer may have deleted the stored message."""
+        """Whether a claim without a reply may have deleted the stored message."""
         header = self.lock_header
         return header.granted and header.acks_early and header.copy
 
     @property
     def is_unanswered(self) -> bool:
-        """Whether it may hold its lock, or has held it: then it is parked again, not run here.
+        """Whether it may hold its lock, or has held it: then it is not run here, but parked again.
 
         Redis did not answer its claim, here or in a former worker; or it has raised ``RetryLater``.
         """
@@ -305,7 +305,7 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
         self._decided(start_due=start_due)
 
     def decided(self) -> None:
-        """Acknowledge, and send ``task-started``, if Celery has called for that meanwhile."""
+        """Acknowledge, and send ``task-started``, if Celery has requested that meanwhile."""
         self._decided(start_due=self._start_is_due())
 
     def _decided(self, *, start_due: bool) -> None:
@@ -332,7 +332,7 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
         self._stop_withholding()
 
     def _stop_withholding(self) -> bool:
-        """Leave the acknowledgement to Celery. Return whether Celery has called for it."""
+        """Leave the acknowledgement to Celery. Return whether Celery has requested it."""
         if self.ack not in _WITHHELD:
             return False
         with mutex:
@@ -370,7 +370,7 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
             self._move_ack(_LEFT_TO_CELERY, AckState.ACKNOWLEDGED)
 
     def acknowledge_after_pool(self) -> None:
-        """Let the acknowledgement reach the broker after the pool has its next task.
+        """Send the acknowledgement to the broker after the pool has its next task.
 
         With a Redis broker it takes a round trip. The slot of this task would be idle meanwhile.
         """
@@ -444,7 +444,7 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
             raise
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> None:
-        """Handle each end other than a success, also a dead process."""
+        """Handle each end other than a success, including a dead process."""
         error = bare(exc_info.exception)
         if self.dispatcher is None:
             super().on_failure(exc_info, *args, **kwargs)
@@ -531,7 +531,7 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
         return self.job is not None and getattr(self.job, "_write_to", self.job) is None
 
     def keep_job(self) -> None:
-        """Let the pool report about the task if a child has received it, although it was flushed.
+        """Let the pool report on the task although it was flushed, if a child has received it.
 
         Celery flushes its pool of processes after it has lost the connection. The pool then forgets
         each job whose acceptance it has not read, although the child may run the task.

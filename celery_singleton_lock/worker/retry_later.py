@@ -1,4 +1,4 @@
-"""``raise RetryLater(30)``: close the lock for everybody for a time, then run this task again."""
+"""``raise RetryLater(30)``: close the lock for a time, then run this task again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RetryLater(Ignore):  # type: ignore[misc]  # celery is untyped
 
     The message returns to its place in the queue of the lock. It costs no retry, stores no state,
     and calls neither ``on_failure`` nor ``on_retry``; ``autoretry_for`` does not apply.
-    ``lock_wait_timeout`` and ``expires`` go on counting.
+    ``lock_wait_timeout`` and ``expires`` continue to count.
 
     Args:
         seconds: for how long nobody gets the lock, up to 366 days.
@@ -25,8 +25,8 @@ class RetryLater(Ignore):  # type: ignore[misc]  # celery is untyped
         name: name of the lock to close. A task with several locks must give it.
 
     Raises:
-        ConfigurationError: an argument is invalid, or the task that creates it is no
-            ``LockedTask``, or a batch.
+        ConfigurationError: an argument is invalid, or the task that creates it is a batch or is not
+            a ``LockedTask``.
     """
 
     def __init__(self, seconds: float, why: str = "", name: str = "") -> None:

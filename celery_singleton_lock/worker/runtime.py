@@ -59,7 +59,7 @@ FLUSH: Final = 2.0
 
 @dataclasses.dataclass(slots=True)
 class Link:
-    """The parts of a worker that exist before its pool forks, and the check that its start missed.
+    """The parts of a worker that exist before its pool forks, and the late check of Redis.
 
     Attributes:
         late_check: checks the locks' Redis, if that did not answer at the start; see
@@ -205,7 +205,7 @@ class Runtime:
         )
 
     def _after_pool(self) -> Callable[[Callable[[], None]], None] | None:
-        """Return what makes a call after the pool has its next task; None without an event loop."""
+        """Return a function that makes a call after the pool has its next task; None: no loop."""
         if self.kind != "prefork" or self.consumer.hub is None:
             return None
 
@@ -322,10 +322,10 @@ class Runtime:
         change_prefetch(self.consumer, change)
 
     def free_slots(self) -> int:
-        """Return the number of free pool slots; -3: three tasks wait for one.
+        """Return the number of free pool slots; -3: no slot is free, and three tasks wait for one.
 
-        While the main loop makes no calls, it is at most 0, since a granted message would wait for
-        it.
+        While the main loop makes no posted calls, the number is at most 0, since a granted message
+        would wait for the main loop.
         """
         free = (self.consumer.pool.limit or 1) - len(reserved_requests)
         return min(free, 0) if self.loop_channel.stands_still() else free
@@ -339,7 +339,7 @@ class Runtime:
         if self.agent.inbox.retired:
             return self.agent.inbox.give_back(delivery)
         if delivery.token in self.dispatcher.in_flight.by_token:
-            return None  # it waits here for a slot; a request for it would be dropped
+            return None  # its message waits here for a slot; a second request would be dropped
         try:
             return self._receive(delivery)
         except Exception as error:  # noqa: BLE001  # a message or a user's class may raise anything
@@ -412,8 +412,8 @@ def change_prefetch(consumer: Any, change: int) -> None:
     """Raise or lower the worker's prefetch count, but not below Celery's initial one.
 
     After a reconnect, Celery starts with a lower count and raises it step by step. Earlier raises
-    then count as part of Celery's own. A raise that ``worker_eta_task_limit`` prevents is not
-    lowered later: else the worker would receive nothing while it keeps tasks with an ETA.
+    then count as part of Celery's own. A raise that ``worker_eta_task_limit`` prevented is not
+    undone later. Otherwise the worker would receive nothing while it keeps tasks with an ETA.
 
     Args:
         consumer: Celery's consumer.

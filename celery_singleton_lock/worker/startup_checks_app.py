@@ -63,7 +63,7 @@ def check_app(extension: Extension) -> None:
             broadcast queue, or would not pass the dispatcher.
     """
     app = extension.app
-    locked = extension.declared()  # without one, a setting like lock_mode may be the app's own
+    locked = extension.declared()  # else lock_mode, for example, may be the app's own
     names = (name for name in app.conf if locked or PREFIX in str(name).lower())
     check_unknown_settings(names, app.namespace)
     for task in app.tasks.values():
@@ -175,7 +175,7 @@ def check_mixed_policies(extension: Extension) -> None:
 
 
 def _by_shared_key(extension: Extension) -> dict[Any, dict[str, list[str]]]:
-    """Return lock_key -> how its tasks wait -> their names."""
+    """Return lock_key -> policy -> names of the tasks with that key and policy."""
     sharing: dict[Any, dict[str, list[str]]] = {}
     for name in sorted(extension.declared()):
         task = extension.app.tasks[name]
@@ -237,7 +237,7 @@ def check_messages_pass_dispatcher(runtime: Runtime) -> None:
 
 
 def tell_of_idle_preempt(extension: Extension) -> None:
-    """Log which tasks preempt none, since the pool acquires their locks."""
+    """Log the tasks with ``preempt`` that preempt no other, since the pool acquires their locks."""
     declared = sorted(extension.declared())
     idle = [n for n in declared if extension.options(extension.app.tasks[n]).preempts]
     if idle:
@@ -249,7 +249,7 @@ def tell_of_idle_preempt(extension: Extension) -> None:
 
 
 def tell_of_idle_follow(extension: Extension) -> None:
-    """Log whose duplicates run themselves, since the pool acquires their locks."""
+    """Log the tasks whose duplicates run themselves, since the pool acquires their locks."""
     declared = sorted(extension.declared())
     idle = [
         n for n in declared if extension.options(extension.app.tasks[n]).on_duplicate == "follow"

@@ -17,7 +17,7 @@ logger: Final = logging.getLogger(__name__)
 
 _LOCKED_TASK: Final = "celery_singleton_lock.task"
 _NOBODYS: Final = frozenset({"builtins", "celery"})
-"""Packages whose classes read no lock option."""
+"""Packages whose task classes do not read lock options."""
 
 
 class UnlockedStep(bootsteps.Step):  # type: ignore[misc]  # celery is untyped

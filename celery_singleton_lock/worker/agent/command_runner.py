@@ -16,7 +16,7 @@ from celery_singleton_lock.worker.redis_health import RedisHealth
 logger: Final = logging.getLogger(__name__)
 
 REPORTED_AFTER: Final = 5
-"""Number of failures by a defect after which the log asks for a report."""
+"""Number of failures, caused by a defect of this package, after which the log asks for a report."""
 
 
 class CommandRunner:
@@ -109,7 +109,7 @@ class CommandRunner:
                 self._queue.try_again(command, error)
 
     def _broken(self, command: Command, error: BaseException) -> None:
-        """Repeat a command that has failed by a defect: it may have the only copy of a message.
+        """Repeat a command that failed because of a defect: it may have the only copy of a message.
 
         Each command has a token, so Redis recognises a repeated one. A message may be reported as
         parked twice.

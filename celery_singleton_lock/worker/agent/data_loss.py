@@ -50,11 +50,11 @@ class DataLoss:
         store: the agent's store.
         worker: id of this worker.
         ends: the deliveries that have ended here in the last minute.
-        in_hand: returns the tokens of the messages that are in flight.
+        in_hand: returns the tokens of the messages that this worker has.
         commands: the queue of the agent.
         tell: reports an event.
-        schema: version of the data model that the tasks of this worker need.
-        newer: called if a newer version has raised it to one that is not known here.
+        schema: version of the data model that the tasks of this worker need. newer: called if a
+        newer version of this package has raised the schema to one that is not known here.
 
     Attributes:
         lost: number of lost messages.
@@ -96,12 +96,12 @@ class DataLoss:
             self.untracked += 1
 
     def look_soon(self) -> None:
-        """Check in the next round: Redis did not answer for a time."""
+        """Check in the next round, since Redis did not answer for a time."""
         self._ends.doubt()
         self._next_look = 0.0
 
     def look(self) -> None:
-        """Stop tracking messages that are not parked any more, or find out which Redis has lost.
+        """Stop tracking messages that are no longer parked, or find out which ones Redis has lost.
 
         Raises:
             BackendError: Redis did not answer.
@@ -114,9 +114,9 @@ class DataLoss:
             self._next_look = now + INTERVAL
 
     def _compare(self) -> None:
-        """Check some of the messages, then whether it is the same Redis.
+        """Check some of the messages, then whether Redis was replaced.
 
-        In this order, a message is not taken for ended if Redis was replaced between the two calls.
+        In this order, a message that is missing because Redis was replaced does not count as ended.
         """
         some = list(islice(self._tracked.values(), AT_ONCE))
         kept = self._store.has_messages(some)
@@ -137,7 +137,7 @@ class DataLoss:
         """Check whether a newer version has raised the schema.
 
         If Redis has no schema, this writes it: the worker started without Redis, or Redis has lost
-        data. A full Redis refuses the write. The check for lost messages goes on nevertheless.
+        data. A full Redis refuses the write. The check for lost messages continues nevertheless.
         """
         try:
             found = self._store.schema(self._schema)
@@ -148,7 +148,7 @@ class DataLoss:
             self._newer()
 
     def finish(self) -> None:
-        """Check at once, and report losses, since the worker stops.
+        """Check at once, and report lost messages, since the worker stops.
 
         Raises:
             BackendError: Redis did not answer.
@@ -161,7 +161,7 @@ class DataLoss:
     # -- after a loss -----------------------------------------------------------------------------
 
     def _begin_check(self, reason: str, *, is_certain: bool) -> None:
-        """Send Redis the ends and tokens that it may have lost; check once all workers did so."""
+        """Send Redis the ends and tokens that it may have lost; check when all workers did."""
         self._ends.doubt()
         begins_at = self._clock.monotonic() + REPORT_AFTER
         self._check = _Check(reason, list(self._tracked.values()), begins_at, is_certain=is_certain)
@@ -247,7 +247,7 @@ class _Check:
 
     Args:
         reason: why Redis may have lost data.
-        messages: those still to check.
+        messages: the messages that are not checked yet.
         begins_at: monotonic time at which to begin.
         is_certain: whether it has certainly lost data.
     """

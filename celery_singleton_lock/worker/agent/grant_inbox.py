@@ -35,10 +35,10 @@ class GrantInbox:
         commands: the queue of the agent.
         dispatch: creates a request for a delivery and dispatches it; runs in the main loop.
         post: runs a call in the main loop.
-        stands_still: returns whether the main loop makes no calls at present.
+        stands_still: returns whether the main loop makes no posted calls at present.
         reject: lets the broker dead-letter a message that its task has rejected, then calls the
             given function to drop it.
-        preempt: lets the task with a token end for an attempt.
+        preempt: ends the task with a token, because of a newer attempt.
         is_here: returns whether a request with a token is in the pool, or on its way there.
 
     Attributes:
@@ -99,8 +99,8 @@ class GrantInbox:
     def _delivered_at_once(self, delivery: Delivery) -> bool:
         """Pass a grant to the main loop without the agent, which saves a switch of threads.
 
-        Not while the agent works: it may have parked this message, and not reported that yet. The
-        main loop must first hear that the message is parked.
+        Not while the agent works: it may have parked this message without having reported that. The
+        main loop must get that report before the grant.
 
         Returns:
             False if the agent must deliver it.
@@ -131,7 +131,7 @@ class GrantInbox:
     # -- in the main loop -------------------------------------------------------------------------
 
     def drop(self, delivery: Delivery) -> None:
-        """Drop a message that this worker cannot run and whose end it has reported."""
+        """Drop a message that this worker cannot run, and of whose task it has reported the end."""
         self._commands.put(Release(self._header_of(delivery), Ending.FINAL))
 
     def give_back(self, delivery: Delivery) -> None:
@@ -147,7 +147,7 @@ class GrantInbox:
         self._commands.put(Release(self._header_of(delivery), Ending.REJECT))
 
     def _header_of(self, delivery: Delivery) -> LockHeader:
-        """Return a header for a delivery that does not run here."""
+        """Return a lock header for a delivery that does not run here."""
         lock_set = own_lock_set(delivery)
         attempt = "//" if lock_set else ""
         header = LockHeader(delivery.name, delivery.token, attempt, "", self._worker, granted=True)
@@ -176,7 +176,7 @@ class GrantInbox:
 
     def _arrive(self, delivery: Delivery) -> None:
         base = base_of(delivery.token)
-        replaced = self._arrived.pop(base, None)  # its grant has expired, or a revoke has taken it
+        replaced = self._arrived.pop(base, None)  # its grant has expired, or a revoke has ended it
         self._arrived[base] = delivery
         if replaced is not None and replaced.token != delivery.token:
             self._post(self._give_up, replaced)
@@ -246,7 +246,7 @@ class GrantInbox:
         for_each(iter(lambda: self._store.receive(self._worker, 0.01), None), self._return)
 
     def _return(self, delivery: Delivery) -> None:
-        """Return a grant that this worker does not use. A notice of a preemption is no grant."""
+        """Return a grant that this worker does not use. A notice of a preemption is not a grant."""
         if delivery.verdict == "preempted":
             self._preempt(delivery.token, delivery.by)
             return

@@ -86,7 +86,7 @@ LOOK: Final = 0.2
 """Seconds between two checks for child processes that have died."""
 
 BEGIN_AGAIN: Final = 0.5
-"""Seconds in which a stopping worker parks messages that hold locks at their first lock again."""
+"""Seconds for which a stopping worker parks messages of partial lock sets at their first lock."""
 
 
 class Agent:
@@ -107,7 +107,7 @@ class Agent:
         reap: lets the pool check for children that have ended; runs in the main loop.
         abort: interrupts the task that holds a token, if its options and the pool allow that; runs
             in the main loop.
-        preempt: lets the task with a token end for an attempt that is newer.
+        preempt: ends the task with a token, because of a newer attempt.
         publisher: sends messages to the broker.
         watchdog: renews the leases of tasks that run here, or are about to.
         partial_lock_sets: renews the locks that parked messages hold.
@@ -117,8 +117,9 @@ class Agent:
         done_for: seconds for which an ended attempt is remembered, so that its copies are dropped.
         max_body: most bytes of a message that is parked.
         capacity: number of tasks that the worker's pool runs at once.
-        free: returns the number of free pool slots; -3: three tasks wait for one.
-        stands_still: returns whether the main loop makes no calls at present.
+        free: returns the number of free pool slots; -3: no slot is free, and three tasks wait for
+            one.
+        stands_still: returns whether the main loop makes no posted calls at present.
         commands: the queue of commands.
         dispatcher: called in the main loop with the results.
         threads: further background threads of the worker, which the agent restarts if they die.
@@ -382,7 +383,7 @@ class Agent:
         self._inbox_thread.start()
 
     def last_rounds(self) -> dict[str, float | None]:
-        """Return thread name -> seconds since its last round, for each thread of this worker.
+        """Return the seconds since the last round of each thread of this worker, by its name.
 
         None: the thread waits for work, or has ended. A number that grows: the thread hangs, or has
         died.
@@ -390,7 +391,7 @@ class Agent:
         return {**self._threads.last_rounds(), "csl-watchdog": self._watchdog.last_round()}
 
     def check_first(self, check: Callable[[], None], which: str = SILENT) -> None:
-        """Do not use Redis before it has passed a check, such as one that it missed at the start.
+        """Do not use Redis before it has passed a check, such as the check that the start missed.
 
         Args:
             check: see :meth:`LateCheck.plan`.
@@ -400,10 +401,10 @@ class Agent:
         self.health.not_answered()
 
     def _newer_schema(self) -> None:
-        """Use Redis no more: a newer version has changed the data model.
+        """Stop using Redis: a newer version has changed the data model.
 
         Raises:
-            BackendRefused: that is so; it ends this tick, and Redis counts as down.
+            BackendRefused: always, to end this tick; then Redis counts as down.
         """
         self.check_first(self._check_schema, "Redis, which a newer version has changed,")
         self._late_check()
@@ -544,7 +545,7 @@ class Agent:
                 assert_never(never)
 
     def _look_at_parked_early(self, parked: Mapping[str, Parked]) -> None:
-        """Look without an error: the messages are parked, so the command must not be repeated."""
+        """Check without raising: the messages are parked, so the command must not be repeated."""
         with suppress(BackendError):
             self.parked_limit.look_early(parked)
 
@@ -588,7 +589,7 @@ class Agent:
             self.parked_limit.look()
 
     def _sweep(self) -> None:
-        """Sweep, unless it is enough that other workers do it: each sweeps every few seconds."""
+        """Sweep, unless other workers do so often enough: each sweeps every few seconds."""
         if not self._heartbeat.idle:
             self._sweeper.sweep()
 

@@ -28,7 +28,7 @@ class LostLeases:
         in_flight: the messages that are in flight.
         abort: interrupts the task that holds a token, if its options say so.
         tell: reports an event.
-        in_turn: makes a call after the main loop has handled the tasks that ended before.
+        in_turn: makes a call after the main loop has handled the tasks that have ended so far.
 
     Attributes:
         lost: number of reported losses.

@@ -34,7 +34,7 @@ class ModeSwitches:
         self._on_change = on_change
 
     def order(self, task: str, mode: str | None) -> None:
-        """Switch a mode here, and let all other workers switch it. Does not wait.
+        """Switch a mode here, and order the switch for all other workers. Does not wait.
 
         Args:
             task: name of the task; ``*`` for all.

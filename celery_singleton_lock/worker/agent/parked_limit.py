@@ -20,10 +20,10 @@ LOW: Final = 0.9
 """Share of the limit below which the queue is consumed again."""
 
 EARLY: Final = 0.05
-"""Least seconds between two looks near the limit."""
+"""Least seconds between two checks near the limit."""
 
 SPREAD: Final = 5.0
-"""Seconds between two looks on a Cluster, where each look asks 64 buckets."""
+"""Seconds between two checks on a Cluster, where each check reads 64 buckets."""
 
 OUTAGE: Final = 30.0
 """Seconds without an answer of Redis after which stopped queues are consumed again: nothing can be
@@ -65,8 +65,8 @@ class MostParked(NamedTuple):
 class ParkedLimit:
     """Compares what is parked of each queue with the limit, and stops or resumes the queue.
 
-    The worker goes on with its other queues, and with the parked messages of the stopped one: they
-    come from Redis.
+    The worker continues with its other queues, and with the parked messages of the stopped queue,
+    which come from Redis.
 
     Args:
         store: the agent's store.
@@ -124,10 +124,10 @@ class ParkedLimit:
         self._look()
 
     def look_early(self, parked: Mapping[str, Parked]) -> None:
-        """Look at once if messages that were just parked may have reached a limit.
+        """Check at once if messages that were just parked may have reached a limit.
 
-        Every worker is taken to park as much as this one. So a fast backlog does not exceed the
-        limit by what arrives in a second. Redis is asked near the limit only.
+        Every worker is assumed to park as much as this one. So even if messages arrive fast, the
+        limit is not exceeded by those of a whole second. Redis is asked only near the limit.
 
         Args:
             parked: queue -> messages that this worker has parked just now.
@@ -160,14 +160,14 @@ class ParkedLimit:
         """Resume all queues if Redis has not answered for long.
 
         Args:
-            down_for: seconds for which it has not.
+            down_for: seconds for which it has not answered.
         """
         if down_for >= OUTAGE:
             for queue in self.stopped:
                 self._resume(queue, "redis", "the locks' Redis does not answer, so nothing parks")
 
     def _heed_operators(self, consumed: set[str]) -> None:
-        """Leave queues to an operator who added or cancelled them, until the limit is not near."""
+        """Leave queues that an operator added or cancelled, until they are below the limit."""
         added = set()
         while self._stops.overruled:
             added.add(self._stops.overruled.pop())
@@ -209,7 +209,7 @@ class ParkedLimit:
         self._tell(event)
 
     def _may_stop(self, queue: str, reached: str) -> bool:
-        """Return whether the broker keeps a queue that nobody consumes."""
+        """Return whether the broker keeps this queue while it has no consumer."""
         reason = self._queues.why_deleted_unconsumed(queue)
         if reason and self._is_to_log(queue):
             logger.warning(

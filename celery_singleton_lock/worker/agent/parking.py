@@ -198,7 +198,7 @@ class Parking:
             ours = header.lock_set.header()
             deadline = time_left(header, deadline, self._clock.monotonic())
             options = options_of(header, header.lock_set.at, options)
-            if header.lock_set.left and not header.lock_set.at:  # its queue has admitted it before
+            if header.lock_set.left and not header.lock_set.at:  # its queue has accepted it before
                 options = replace(options, max_waiting=None)
             header = singles(header)[header.lock_set.at]
         if request.runs_later:
@@ -223,7 +223,7 @@ class Parking:
         return owner, claim, message
 
     def _rest_of_wait(self, header: LockHeader, timeout: float | None) -> float | None:
-        """Return the rest of ``lock_wait_timeout`` of a task that has run, from its arrival on."""
+        """Return what is left of ``lock_wait_timeout`` for a task that ran, since its arrival."""
         if timeout is None or not header.place:
             return timeout
         return max(0.001, timeout - (self._store.time() - header.place / 1e6))

@@ -20,8 +20,8 @@ MOST: Final = 1000
 class RateTimers:
     """Sweeps a lock when its rate allows the next start, or when a pause or timed close ends.
 
-    The worker that learns of that time sets a timer: it parked a message that waits for it, granted
-    the lock before, or released it. All other workers find the lock in their sweep of each second.
+    A worker that gets this time in a reply sets a timer: it parked a message that waits, granted
+    the lock, or released it. All other workers find the lock in their sweep of each second.
 
     Args:
         commands: the queue of the agent.
@@ -48,18 +48,18 @@ class RateTimers:
         self._commands.put_off(SweepLock(name), seconds)
 
     def is_set(self, name: str) -> bool:
-        """Return whether the next start of a lock is later. For any thread."""
+        """Return whether a timer of a lock is set. For any thread."""
         at = self._set.get(name)
         return at is not None and at > self._clock.monotonic()
 
     def is_due(self, name: str) -> bool:
-        """Return whether the timer of a lock is over. Call :meth:`forget` after the sweep.
+        """Return whether the time of a lock's timer has come. Call :meth:`forget` after the sweep.
 
-        A timer that was set before an earlier one is not.
+        If an earlier timer was set since, the later one is ignored.
         """
         return self._set.get(name, math.inf) <= self._clock.monotonic()
 
     def forget(self, name: str) -> None:
-        """Forget the timer of a lock if it is over. A sweep that has failed is repeated."""
+        """Remove the timer of a lock if its time has come. A sweep that failed is repeated."""
         if self.is_due(name):
             del self._set[name]

@@ -1,7 +1,7 @@
 """Releases locks in the main process.
 
-A task's own process cannot if it has died or is being killed. Nor does it if a delivery does not
-run.
+The process of a task cannot release its locks if it has died or is being killed. If a delivery does
+not run, no process releases its locks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RARE_LOOK: Final = 0.5
 
 
 class ReleaseAfterProcessDeath:
-    """Releases the locks of a task. If its process is being killed, it waits for its end.
+    """Releases the locks of tasks, after the end of a process that is being killed.
 
     Args:
         store: the agent's store.
@@ -48,7 +48,7 @@ class ReleaseAfterProcessDeath:
         released: called with the token of each task whose locks were released.
 
     Attributes:
-        done: number of tasks whose locks were released for a process.
+        done: number of tasks whose locks were released because their process could not.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class ReleaseAfterProcessDeath:
     def _release_all(self, command: Release) -> None:
         """Release the locks of a task.
 
-        With RETURN, release none if the task has started, although no report of that has arrived.
-        The lock at which its message is parked shows this, since the task claims that one last.
+        With RETURN, release none if the task has started but no report of that has arrived. The
+        lock at which its message is parked shows this, since the task claims that lock last.
         """
         each, lock_set = in_order_of_release(command.lock_header), command.lock_header.lock_set
         if command.ending is Ending.REFUSED and command.kept and lock_set is not None:
@@ -121,7 +121,7 @@ class ReleaseAfterProcessDeath:
     def _wait_for_process(self, command: Release, until: float, now: float) -> None:
         """Check again later: a killed process may hang in the kernel and still exist.
 
-        Its lease is not renewed any more. The lock is free when the lease ends, at the latest.
+        Its lease is no longer renewed. The lock is free when the lease ends, at the latest.
         """
         if now - command.since < GONE:
             self._commands.put_off(command, LOOK)
@@ -140,7 +140,7 @@ class ReleaseAfterProcessDeath:
 
 
 def _with_what_is_left(command: Release, now: float) -> Release:
-    """Return the command with the rest of its reservation: Redis may have been away for long."""
+    """Return the command with what is left of its reservation, since Redis may have been down."""
     if command.kept is None:
         return command
     left = command.kept.left(now)

@@ -121,7 +121,7 @@ class ReplicaWait:
         self._tell()
 
     def _tell(self) -> None:
-        """Log when there begin to be too few replicas, and when there are enough again."""
+        """Log when too few replicas confirm for the first time, and when enough confirm again."""
         if bool(self._late) == self._missing:
             return
         self._missing = bool(self._late)

@@ -203,7 +203,7 @@ class Republisher:
     ) -> None:
         """Publish messages for at most half of :data:`HOLD`, and add them to ``sent``.
 
-        After :data:`HOLD` seconds, Redis parks messages again that were taken out of their queue.
+        After :data:`HOLD` seconds, Redis queues messages again that were taken out of their queue.
         """
         until = self._clock.monotonic() + HOLD / 2
         consumed = frozenset(self._queues.consumed())
@@ -264,14 +264,15 @@ class Republisher:
 
 
 def _delivered_again(_name: str, _token: str) -> None:
-    """Do nothing: Redis delivers the message again, and it may be rejected twice."""
+    """Do nothing: Redis delivers the message again, so it may be rejected twice."""
 
 
 def _is_known(first_place: int, place: int) -> bool:
-    """Return whether a message arrived first at its place: not if it waited for its ETA after that.
+    """Return whether the place of a message is the time of its first arrival.
 
     Args:
-        first_place: when it arrived first; 0 if that is not known.
+        first_place: the time of its first arrival, which is earlier if it waited for its ETA; 0 if
+            not known.
         place: its place in the order of arrival.
     """
     return bool(first_place) and place - first_place < _SECOND

@@ -23,8 +23,8 @@ class RevokeParked:
         commands: the queue of the agent.
         taker: returns the id of the worker to which a release may grant; empty if there is none.
         granted: task ids -> lock name and token of each grant that this worker has for them.
-        withdraw: called with the token of each message that a revoke has taken out of its queue,
-            or has taken its grant from: a request with that token does not begin any more.
+        withdraw: called with the token of each message that a revoke has taken out of its queue, or
+            whose grant it has ended: a request with that token must no longer begin.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class RevokeParked:
         """Deliver the parked messages of revoked tasks, so that a worker ends them.
 
         Those that were granted their lock and wait for a slot are included. If another worker
-        has heard of the revoke first, the grants of this one are found only here.
+        received the revoke first, only this worker finds the grants that it has.
 
         Raises:
             BackendError: Redis did not answer.

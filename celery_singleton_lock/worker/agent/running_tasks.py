@@ -1,9 +1,10 @@
 """Lists in Redis the tasks that this worker has had for seconds, for ``why``.
 
 A task that gets its lock at once is in no index: that would cost each task a command. So the agent
-lists those that are still here at its next tick. Such a list is a hint only: a reader then looks at
-the lock. It is written again as a whole at times, in case that data was lost. A full Redis refuses
-it, but not claims, renewals and releases: so a refusal does not end the tick of the agent.
+lists those that are still here at its next tick. Such a list is only a hint: a reader then checks
+the lock. At intervals the whole list is written again, in case data was lost. A full Redis refuses
+the list, but still accepts claims, renewals and releases. So a refusal does not end the tick of the
+agent.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ WHOLE: Final = 60.0
 """Seconds between two times at which the whole list is written."""
 
 LASTS: Final = 600.0
-"""Seconds for which the list of a worker that has died remains. Longer leases are found by SCAN."""
+"""Seconds for which a dead worker's list remains. A lock with a longer lease is found by SCAN."""
 
 MOST: Final = 1000
 """Most entries of a list."""
@@ -52,7 +53,7 @@ class RunningTasks:
         self._next_whole = 0.0
 
     def update(self) -> None:
-        """List the messages that were in flight at the last call, too.
+        """List the messages that are in flight now and were at the last call.
 
         Raises:
             BackendError: Redis did not answer.

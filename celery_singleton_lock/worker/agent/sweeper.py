@@ -1,4 +1,4 @@
-"""Sweeps the locks that are due, and delivers parked tasks that take no lock any more."""
+"""Sweeps the locks that are due, and delivers parked tasks that no longer take a lock."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ NAMED: Final = 5
 
 
 class Sweeper:
-    """Sweeps the locks of all workers, and takes no more grants than its pool can soon run.
+    """Sweeps the locks of all workers, but takes only as many grants as its pool can run soon.
 
     Args:
         store: the agent's store.
@@ -126,7 +126,7 @@ class Sweeper:
             self._timers.forget(command.name)
 
     def record(self, command: RecordPublished) -> None:
-        """Delete messages that the broker has, and sweep their lock; else park them again."""
+        """Delete messages that the broker has, and sweep their lock; queue others again."""
         first = command.messages[0]
         tokens = [message.token for message in command.messages]
         self._store.record_publish_result(
@@ -139,7 +139,7 @@ class Sweeper:
         self.sweep_locks([first.name])
 
     def relax(self) -> None:
-        """Deliver parked tasks that take no lock any more, as fast as the pool runs them.
+        """Deliver parked tasks that no longer take a lock, as fast as the pool runs them.
 
         If no lock has a waiter, the next search is later.
         """
@@ -176,7 +176,7 @@ class Sweeper:
     # -- called by the main loop ------------------------------------------------------------------
 
     def modes_changed(self) -> None:
-        """Search in the next round for parked tasks that take no lock any more."""
+        """Search in the next round for parked tasks that no longer take a lock."""
         self._next_relaxed = 0.0
 
     def start_reports(self) -> None:

@@ -50,7 +50,7 @@ class Tick:
             self._health.failed(error)
             if self._refused.get(name) != str(error):
                 self._refused[name] = str(error)
-                logger.error("celery-singleton-lock: %s (%s)", error, name)  # noqa: TRY400  # no bug
+                logger.error("celery-singleton-lock: %s (%s)", error, name)  # noqa: TRY400  # no defect
         except BackendError:
             raise
         except Exception:

@@ -31,7 +31,7 @@ class UnreadableMessages:
         consumer: Celery's consumer.
         inbox: ends and returns messages.
         tell: reports an event.
-        most_returns: queue -> how often a message of it may be returned.
+        most_returns: queue -> how often a message of the queue may be returned.
     """
 
     def __init__(

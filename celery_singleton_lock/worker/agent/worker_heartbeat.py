@@ -17,7 +17,7 @@ SYNC: Final = 30.0
 
 
 WHOLE: Final = 8.0
-"""Seconds after which a heartbeat renews the keys again."""
+"""Seconds after which a whole heartbeat is written, so that the keys do not expire."""
 
 PER_SECOND: Final = 200
 """If more workers than this consume the same queues, an idle one sends fewer heartbeats."""
@@ -27,7 +27,7 @@ LONGEST: Final = 5.0
 
 
 class Heartbeat:
-    """Records in Redis that this worker takes grants, until it takes no more.
+    """Records in Redis that this worker takes grants, until it stops taking them.
 
     Args:
         store: the agent's store.
@@ -36,7 +36,8 @@ class Heartbeat:
         place: the clock that gives arriving messages their place. It is synchronised here.
         queues: the queues that the worker consumes.
         declared: returns the names of the tasks whose parked messages the worker can run.
-        free: returns the number of free pool slots; -3: three tasks wait for one.
+        free: returns the number of free pool slots; -3: no slot is free, and three tasks wait for
+            one.
         inbox: shows whether the worker takes grants.
         mode_switches: receives the modes that other workers have switched.
         stopped: returns the queues that the worker does not consume at present, although it takes
@@ -124,7 +125,7 @@ class Heartbeat:
             self._interval = min(LONGEST, max(1.0, self.workers / PER_SECOND))
             self._next_whole = now + WHOLE
         self._told, self._about = told, about
-        self._next_idle = now + interval - 1  # one tick before its end
+        self._next_idle = now + interval - 1  # one tick before it expires
         self._mode_switches.hear(switches)
 
     def interval(self) -> float:
@@ -132,6 +133,6 @@ class Heartbeat:
         return self._interval
 
     def leave(self) -> None:
-        """Delete the heartbeat, and return the grants in the inbox: the worker takes no more."""
+        """Delete the heartbeat, and return the grants in the inbox: no further one is taken."""
         self._store.leave(self._worker, self._realm, self._queues.consumed())
         self._inbox.empty()

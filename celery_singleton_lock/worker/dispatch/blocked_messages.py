@@ -35,7 +35,7 @@ logger: Final = logging.getLogger(__name__)
 
 
 class BlockedMessages:
-    """What becomes of a message whose lock is busy.
+    """Parks, requeues, holds or ends a message whose lock is busy.
 
     Args:
         rules: task -> its options; raises ConfigurationError if they are invalid.
@@ -81,7 +81,7 @@ class BlockedMessages:
     # -- what the dispatcher decides --------------------------------------------------------------
 
     def park(self, request: LockedRequest) -> None:
-        """Have the agent park a message. It is acknowledged after that."""
+        """Have the agent park a message, which is acknowledged when it is parked."""
         request.undecide()
         self._in_flight.park(request)
         task_ready(request)
@@ -96,7 +96,7 @@ class BlockedMessages:
         self.park(request)
 
     def requeue(self, request: LockedRequest, waits_for: str, *, is_twin: bool) -> None:
-        """Requeue a message; end its task if ``lock_wait_timeout`` is over."""
+        """Requeue a message, or end its task if ``lock_wait_timeout`` is over."""
         error = self._requeues.in_vain(request)
         if error is None:
             self._requeues.begin(request, waits_for, is_twin=is_twin)
@@ -118,7 +118,7 @@ class BlockedMessages:
         waits_for: str = "",
         seen_at: float = math.inf,
     ) -> None:
-        """Acknowledge a message that is parked now.
+        """Acknowledge a message that has been parked.
 
         Args:
             request: the message.

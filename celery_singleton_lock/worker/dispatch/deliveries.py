@@ -91,7 +91,7 @@ class Deliveries:
         if request.revoked():
             self._pool_exit.end(request, gone=True)
             return
-        if delivery.verdict == "granted":  # else another worker with a free slot may end it
+        if delivery.verdict == "granted":  # otherwise another worker with a free slot may end it
             self._leases.renew_granted(request.lock_header, request.options(self._rules).lease)
         task_reserved(request)
         self._notifier.delivered(request, delivery)
@@ -113,7 +113,7 @@ class Deliveries:
             return
         header, accepted = request.lock_header, request.stage is Stage.ACCEPTED
         self.withdraw(request)
-        if header.lock_set is not None and not accepted:  # else the pool gives the others back
+        if header.lock_set is not None and not accepted:  # otherwise the pool gives the others back
             self._commands.put(Release(header, Ending.FINAL))
 
     def undelivered(self, delivery: Delivery) -> None:
@@ -136,7 +136,7 @@ class Deliveries:
         self._notifier.tell(request, TaskDuplicate(*about(request), verdict="ended"))
 
     def _from_the_start(self, delivery: Delivery, request: LockedRequest) -> LockHeader | None:
-        """Return the header of a delivery that must start over at its first lock, else None."""
+        """Return the header of a delivery that must start over at its first lock, or None."""
         header, lock_set = request.lock_header, request.lock_header.lock_set
         granted = delivery.verdict == "granted"
         if lock_set is None:
@@ -148,7 +148,7 @@ class Deliveries:
         return begun_again(header, lock_set, frees=()) if own is None and granted else None
 
     def _with_locks_added(self, delivery: Delivery, request: LockedRequest) -> LockHeader | None:
-        """Give a message all locks of its task, if it was parked when the task had one lock."""
+        """Add the locks that a task has got since its message was parked for its only lock."""
         header = request.lock_header
         lock_set = self._header_factory.lock_set_now(request, header)
         if lock_set is None:

@@ -82,7 +82,7 @@ class Dispatcher:
             ones are parked without a slot. The agent sets it.
     """
 
-    def __init__(  # the one place where a worker's parts meet
+    def __init__(  # connects all parts of a worker
         self,
         *,
         header_factory: HeaderFactory,
@@ -220,7 +220,8 @@ class Dispatcher:
             return self._send(request, header)
         if request.is_unanswered:  # the pool might not run it, and could not keep it
             return self._wait(request)
-        # A granted message does not wait: Redis has just answered. If full, it accepts claims.
+        # A granted message does not wait: Redis has just answered, and even a full Redis accepts
+        # claims.
         waits = self.held.redis_is_down and not header.granted
         patient = options.on_backend_error == "retry" or self.held.redis_is_refused
         if waits and patient:
@@ -238,12 +239,12 @@ class Dispatcher:
         return None
 
     def _hold(self, request: LockedRequest) -> None:
-        """Hold a message while Redis does not answer; dispatch it if Redis answers by now."""
+        """Hold a message while Redis does not answer; dispatch it if Redis answers again."""
         if not self.held.hold_while_down(request):
             self(request)
 
     def _wait(self, request: LockedRequest) -> None:
-        """Park a message; hold it instead if Redis does not answer or refuses its lock."""
+        """Park a message, or hold it if Redis does not answer or refuses its lock."""
         if not (self.held.hold_while_down(request) or self.held.hold_while_refused(request)):
             self.blocked.park(request)
 
@@ -273,7 +274,7 @@ class Dispatcher:
         self.held.hold_all()
 
     def refuse_redis(self, is_refused: bool) -> None:
-        """Note whether this Redis must not be used, so that no task asks it. For any thread.
+        """Record whether this Redis must not be used, so that no task asks it. For any thread.
 
         Args:
             is_refused: whether it must not be used.
@@ -300,7 +301,7 @@ class Dispatcher:
         self._late_parks.look(self.in_flight.parking())
 
     def relax(self) -> None:
-        """Dispatch the held messages of tasks that take no lock any more."""
+        """Dispatch the held messages of tasks that no longer take a lock."""
         for request in self.held.free(self._header_factory.takes_lock):
             request.lock_header = self._header_factory.relaxed(request)
             guarded(self, request)

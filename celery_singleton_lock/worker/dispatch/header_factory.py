@@ -65,12 +65,12 @@ class HeaderFactory:
         place: the clock that gives each arriving message its place.
         rules: task -> its options; raises ConfigurationError if they are invalid.
         of_call: task, options of a call -> its options for that call; raises likewise.
-        name_of: task, args, kwargs, queue and headers of the message -> lock name.
+        name_of: task, args, kwargs, and queue and headers of the message -> lock name.
         computed: likewise, and the options of the call -> options without templates.
         modes: which tasks take their locks now.
         identify: message -> a text that is the same for each delivery of it; empty if the broker
             marks redelivered messages.
-        most_returns: queue -> how often a message of it may be returned.
+        most_returns: queue -> how often a message of the queue may be returned.
         keeps_messages: whether messages can be parked: not with a quorum of servers.
     """
 
@@ -143,7 +143,7 @@ class HeaderFactory:
         return copy_of
 
     def _first_place(self, request: LockedRequest, header: LockHeader) -> int:
-        """Return when a message was delivered first; 0 if it may have been delivered before.
+        """Return the time of a message's first delivery; 0 if this may not be the first one.
 
         Args:
             request: of a message that was not requeued, or was delivered first before that.
@@ -154,7 +154,7 @@ class HeaderFactory:
             not (arrival.copy or header.moved)
             and arrival.claim is None
             and (arrival.requeues > 0 or not message.delivery_info.get("redelivered"))
-            and not self._identify(message)  # such a broker marks no redelivery
+            and not self._identify(message)  # such a broker does not mark redeliveries
             and not history_of(message.headers)
         )
         if not known:
@@ -219,9 +219,9 @@ class HeaderFactory:
         return self._name_of(request.task, request.args, request.kwargs, self._sent(request))
 
     def _options(self, request: LockedRequest, *, settles: bool = False) -> LockOptions:
-        """Return the options of a message, with those that depend on its arguments as numbers.
+        """Return the options of a message; those that depend on its arguments are computed.
 
-        ``settles``: it is a first delivery, which ``lock_debounce`` concerns.
+        ``settles``: whether it is a first delivery, to which ``lock_debounce`` applies.
         """
         options, sent = request.options(self._rules), self._sent(request)
         own = self._computed(request.task, request.args, request.kwargs, sent, options)
@@ -327,7 +327,7 @@ class HeaderFactory:
         return with_lock_set(header, name).lock_set
 
     def _place_before(self, seconds: float) -> int:
-        """Return the place of a message that arrived this long ago."""
+        """Return the place of a message that arrived this many seconds ago."""
         return max(0, self._place.next_place() - round(seconds * 1e6))
 
     def age(self, request: LockedRequest) -> float:
@@ -365,7 +365,7 @@ def _replaced(delivery: Delivery, options: LockOptions) -> NotStarted:
 
 
 class _Before(NamedTuple):
-    """The place and the token's base that a message had before it was sent to the broker."""
+    """The place and the base of the token of a message, before it was sent to the broker."""
 
     place: int
     base: str
@@ -374,7 +374,7 @@ class _Before(NamedTuple):
 def _before(request: LockedRequest, moved: Any) -> _Before | None:
     if moved is None:
         return None
-    attempt, place, base = moved  # the nesting may differ for each of several locks
+    attempt, place, base = moved  # with several locks, the nesting may differ
     own = attempt_of(request.request_dict)
     same = attempt.rpartition("/")[0] == own.rpartition("/")[0]
     return _Before(int(place), str(base)) if same else None
@@ -396,7 +396,7 @@ def _age(request: LockedRequest, *, copy: bool = False) -> Age:
 
 
 def _place_before(request: LockedRequest, before: _Before | None, options: LockOptions) -> int:
-    """Return the arrival of a message that was sent to the broker, so that it gets its place again.
+    """Return the arrival of a message that was sent to the broker, to give it its old place.
 
     0 for any other message. The scripts subtract the head start from the arrival.
     """
@@ -406,7 +406,7 @@ def _place_before(request: LockedRequest, before: _Before | None, options: LockO
 
 
 def _claim_in(request: LockedRequest, header: Any) -> UnansweredClaim | None:
-    """Return the claim in the header ``UNANSWERED`` of this message, or None.
+    """Return the claim in the header ``UNANSWERED`` of this message; None if there is none.
 
     A retry of a task that runs without a lock copies the header, as with ``MOVED``.
     """

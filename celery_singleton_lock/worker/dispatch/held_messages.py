@@ -1,4 +1,4 @@
-"""Holds messages that Redis did not answer, or whose lock it refuses, until the next try."""
+"""Holds messages for which Redis did not answer, or whose lock it refuses, until the next try."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class HeldMessages:
         return held
 
     def hold_unanswered(self, request: LockedRequest, reason: str) -> None:
-        """Hold a message that Redis did not answer, and all further ones."""
+        """Hold a message for which Redis did not answer, and all further ones."""
         if not self._unanswered.down:
             logger.warning("celery-singleton-lock: %s Locked tasks wait.", reason)
         self._unanswered.begin(request)
@@ -91,7 +91,7 @@ class HeldMessages:
             self._commands.put_off(RetryRefused(name), retry.delay)
 
     def refused_stored(self, request: LockedRequest, reason: str, name: str) -> float:
-        """Report that Redis refuses the lock ``name`` of a message that another lock stores.
+        """Report that Redis refuses the lock ``name`` of a message that is stored at another lock.
 
         Returns:
             The seconds until the next try.

@@ -20,8 +20,7 @@ class LockInFlight:
     Attributes:
         requests: token -> request that was dispatched to the pool.
         parking: requests that are being parked. Messages that arrive now are parked after them.
-        followers: requests that arrived while it was not decided whether an earlier one gets the
-            lock.
+        followers: requests that arrived before it was known whether an earlier one gets the lock.
     """
 
     __slots__ = ("followers", "parking", "requests")
@@ -32,7 +31,7 @@ class LockInFlight:
         self.followers: list[LockedRequest] = []
 
     def undecided(self, waiting_in_redis: Collection[str]) -> bool:
-        """Return whether for at least one request it is not decided whether it gets the lock.
+        """Return whether it is not known yet for at least one request whether it gets the lock.
 
         Args:
             waiting_in_redis: tokens of requests that do not count.
@@ -44,13 +43,14 @@ class LockInFlight:
 
 
 class InFlight:
-    """Keeps the messages of each lock in order until it is known which of them gets it.
+    """Keeps the messages of each lock in order until it is known which of them gets the lock.
 
     The agent's thread and the threads of a pool call it too.
 
     Args:
-        wait: called with a message that must wait, once the messages before it are decided. The
-            mutex is held, so that no other message of the lock overtakes it.
+        wait: called with a message that must wait, when it is known of the messages before it
+            whether they get the lock. The mutex is held, so that no other message of the lock
+            overtakes it.
 
     Attributes:
         by_token: token -> request that the pool has, or is about to get.
@@ -68,7 +68,7 @@ class InFlight:
     # -- to the pool and back ---------------------------------------------------------------------
 
     def admit(self, request: LockedRequest, limit: int, *, parks: bool) -> bool:
-        """Admit a message to the pool, or let it wait if ``limit`` messages of its lock are there.
+        """Admit a message to the pool; let it wait if the pool has ``limit`` of its lock.
 
         Args:
             request: the message.
@@ -91,7 +91,7 @@ class InFlight:
         return True
 
     def _follow(self, lock: LockInFlight, request: LockedRequest) -> None:
-        """Let a message wait here until earlier ones are decided.
+        """Let a message wait here until it is known whether earlier ones get the lock.
 
         If it were parked before them, a release could grant it first.
         """
@@ -110,14 +110,14 @@ class InFlight:
         self._token_of_part[part] = token
 
     def decided(self, name: str) -> None:
-        """Pass on the followers if the messages before them are decided."""
+        """Dispatch the followers if it is known whether the messages before them get the lock."""
         with self._mutex:
             lock = self._locks.get(name)
             if lock is not None:
                 self._decided(name, lock)
 
     def look(self) -> None:
-        """Pass on the followers of messages that have asked for their lock since the last call.
+        """Dispatch the followers of messages that have asked for their lock since the last call.
 
         With ``lock_on_conflict="wait"`` a task may wait in its slot for long. Redis has its place
         in the queue, so later messages may be parked behind it. If they stayed here, they would
@@ -149,7 +149,7 @@ class InFlight:
             self._token_of_part.pop(part.token, None)
 
     def leave(self, header: LockHeader) -> None:
-        """Remove a message that has left the pool; pass on its followers."""
+        """Remove a message that has left the pool; dispatch its followers."""
         with self._mutex:
             lock = self._locks.get(header.name)
             if lock is not None:
@@ -165,7 +165,7 @@ class InFlight:
             self._locks.setdefault(request.lock_header.name, LockInFlight()).parking.add(request)
 
     def parked(self, request: LockedRequest) -> None:
-        """Note that a message is parked, or cannot be parked; pass on its followers."""
+        """Note that a message is parked, or cannot be parked; dispatch its followers."""
         with self._mutex:
             lock = self._locks.get(request.lock_header.name)
             if lock is not None:

@@ -31,7 +31,7 @@ class LateParks:
         self._mutex = threading.RLock()
 
     def look(self, parking: set[LockedRequest]) -> None:
-        """Raise the prefetch count by one for each message that was being parked last time, too.
+        """Raise the prefetch count by one for each message that was already being parked last time.
 
         Args:
             parking: the messages that are being parked now.

@@ -41,10 +41,10 @@ logger: Final = logging.getLogger(__name__)
 _clock = SystemClock()
 
 FRESH: Final = LATER
-"""Seconds after Redis was asked within which the event of a blocked message is sent.
+"""Seconds after a reply of Redis within which the event of a blocked message is sent.
 
-After that, Redis is asked again. A worker that is delivered a message delays its own events by as
-much, so that they follow those of the worker that parked it.
+After that, Redis is asked again. A worker that gets a parked message delays its own events by this
+time, so that they follow those of the worker that parked the message.
 """
 
 _BESIDES: Final = {

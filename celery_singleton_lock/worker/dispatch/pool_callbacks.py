@@ -164,7 +164,7 @@ class PoolCallbacks:
     # -- when it ends -----------------------------------------------------------------------------
 
     def on_ran(self, request: LockedRequest) -> None:
-        """Report that the task has had its lock, since it has run.
+        """Report that the task has had its lock, as it has run.
 
         The notice of a short task may arrive later. If the task may run without its lock
         (``lock_on_backend_error="run"``), only the notice proves that it had the lock.
@@ -223,13 +223,13 @@ class PoolCallbacks:
             gone: whether its process has died, so that the agent must release its locks.
         """
         if request.ending() is Ending.FINAL:
-            self._end_unique(request)  # a lock that was lost, or never acquired, ends no entry
+            self._end_unique(request)  # the loss, or the missing lock, has not ended the entry
         self._pool_exit.end(request, gone=gone)
 
     # -- when it did not run ----------------------------------------------------------------------
 
     def on_not_started(self, request: LockedRequest, not_started: NotStarted) -> bool:
-        """Handle a task that was not run. Return False if Celery shall acknowledge its message."""
+        """Handle a task that was not run. Return False if Celery is to acknowledge its message."""
         header, outcome = request.lock_header, not_started.outcome
         if request.move(Stage.BLOCKED) is Stage.WITHDRAWN:
             return self._got_elsewhere(request)
@@ -261,13 +261,13 @@ class PoolCallbacks:
         return True
 
     def _end_unique(self, request: LockedRequest) -> None:
-        """Let a call like this one be sent, since this one has no lock that would end its entry."""
+        """End the entry of a unique call that has no lock, whose release would end the entry."""
         if request.unique is not None:
             retries = int(request.request_dict.get("retries") or 0)
             self._commands.put(EndUnique(request.unique, request.id, retries))
 
     def _queue_follower(self, request: LockedRequest) -> None:
-        """Queue a duplicate in Redis, since the first task has no result: it runs itself."""
+        """Queue a duplicate in Redis to run itself, since the first task has no result."""
         self._notifier.runs_itself(request)
         self._pool_exit.left(request, began=True, gone=False, ending=Ending.LATER)
         self._in_flight.leave(request.lock_header)
@@ -293,7 +293,7 @@ class PoolCallbacks:
         return None
 
     def _got_elsewhere(self, request: LockedRequest) -> bool:
-        """End a message here that another worker has, whatever Redis answered."""
+        """End a request here, since another worker has its message, whatever Redis answered."""
         self.unclaimed += 1
         request.move(Stage.ENDED)
         return True
@@ -334,10 +334,11 @@ class PoolCallbacks:
                 assert_never(not_started.outcome)
 
     def _unanswered(self, request: LockedRequest, not_started: NotStarted) -> None:
-        """Hold the message of a task that Redis did not answer, or whose lock Redis refused."""
+        """Hold the message of a task if Redis did not answer it, or refused its lock."""
         header, refused = request.lock_header, not_started.outcome is Outcome.REFUSED
         if refused and header.granted and header.lock_set is not None:
-            # If it were held here, its grant would expire and be repeated. In Redis it is delayed.
+            # If it were held here, its grant would expire, and Redis would grant again. So Redis
+            # delays it.
             request.move(Stage.ENDED)
             task_ready(request)
             name, reason = not_started.refused, not_started.reason

@@ -18,7 +18,7 @@ from celery_singleton_lock.worker.request import LockedRequest
 
 
 class PoolExit:
-    """What is done when a message leaves the pool, for whatever reason.
+    """Handles messages that leave the pool, whatever the reason.
 
     Args:
         in_flight: the messages that are in flight.
@@ -125,7 +125,7 @@ class PoolExit:
         self._commands.put(Release(header, ending, pid, self._clock.monotonic(), until))
 
     def released(self, token: str) -> None:
-        """Report the release that the agent made for a process that could not."""
+        """Report a release that the agent made because a process could not."""
         request = self._releasing.pop(token, None)
         if request is not None:
             self._notifier.released(request)
@@ -134,8 +134,8 @@ class PoolExit:
 def _ending_of(request: LockedRequest, *, began: bool) -> Ending:
     """Return the ending with which the lock of a request is released.
 
-    A child may have read the request from its pipe without a notice so far. ``Ending.RETURN`` then
-    leaves the lock to that child.
+    A child may have read the request from its pipe and not sent a notice yet. ``Ending.RETURN``
+    then leaves the lock to that child.
     """
     ending, header = request.ending(), request.lock_header
     may_have_begun = header.granted and not began and header.error is None

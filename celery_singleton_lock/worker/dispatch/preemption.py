@@ -22,8 +22,8 @@ from celery_singleton_lock.worker.request import LockedRequest
 logger: Final = logging.getLogger(__name__)
 
 SIGNAL_AGAIN: Final = 0.25
-"""Seconds after which a task is interrupted again, then twice as many: until now it may have run
-another function than its own, such as Celery's that store results."""
+"""Seconds after which a task is interrupted again; they double each time. An interruption has no
+effect while Celery's own code runs, such as that which stores results."""
 
 KILL_AGAIN: Final = 1.0
 """Seconds after which a process that could not be stopped is tried again."""
@@ -33,12 +33,12 @@ _PAUSE: Final = 0.001
 
 
 class Preemption:
-    """Interrupts a task that must end; kills its child process if it goes on after the grace.
+    """Interrupts a task that must end; kills its child process if it continues after the grace.
 
     Args:
         rules: task -> its options.
         in_flight: the messages that are in flight.
-        lost_tokens: shows the tasks of this worker which of them must end.
+        lost_tokens: shared memory that tells the tasks of this worker which of them must end.
         notifier: reports events.
         children: whether tasks run in child processes. A thread or greenlet is not interrupted.
         post: runs a call in the main loop.
@@ -77,10 +77,10 @@ class Preemption:
         self._terminate = terminate
 
     def told(self, token: str, by: str) -> None:
-        """Let the task with this token end. Safe from any thread; repeated calls do nothing.
+        """End the task with this token. Safe from any thread; repeated calls do nothing.
 
-        A task in a thread, a greenlet or the main process reads ``self.lock.preempted``: it is told
-        here, since a solo worker makes no calls in its main loop while a task runs.
+        A task in a thread, a greenlet or the main process reads ``self.lock.preempted``: this is
+        set here, since a solo worker makes no calls in its main loop while a task runs.
 
         Args:
             token: its owner token.
@@ -122,7 +122,7 @@ class Preemption:
             self._after(pause, partial(self._signal, request, 2 * pause, left - pause))
 
     def _kill(self, request: LockedRequest, grace: float) -> None:
-        """Kill the process of a task that goes on after the grace.
+        """Kill the process of a task that continues after the grace.
 
         The process may have ended the task meanwhile, and run the next one. So it is stopped first,
         and killed only if it still shows the token of this task.
@@ -148,7 +148,7 @@ class Preemption:
 
 
 def _stop(pid: int) -> bool:
-    """Stop a process. Return whether it stands still, as ``/proc`` shows it."""
+    """Stop a process with SIGSTOP. Return whether ``/proc`` shows that it is stopped."""
     _signal(pid, signal.SIGSTOP)
     for _ in range(_LOOKS):
         try:

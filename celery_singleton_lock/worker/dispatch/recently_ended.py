@@ -34,7 +34,7 @@ class RecentEnds:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        # A dict is slow to find its first entry after many of its first ones were deleted.
+        # After many of its first entries were deleted, a dict takes long to find its first entry.
         self._ends: OrderedDict[str, _End] = OrderedDict()
         self._doubted_at = 0.0
         # Reentrant: Celery's cold shutdown ends tasks in a signal handler of the main thread.
@@ -59,7 +59,7 @@ class RecentEnds:
         self._doubted_at = self._clock.monotonic()
 
     def forgotten(self, token: str) -> bool:
-        """Return whether a delivery has ended here, and Redis may have lost the record of its end.
+        """Return whether a delivery has ended here and Redis may have lost the record of its end.
 
         If Redis has lost no data, a message that it delivers again must run again: its lease has
         expired, or an operator has put it back into the queue.

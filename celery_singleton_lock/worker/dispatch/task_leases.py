@@ -1,4 +1,4 @@
-"""Has the watchdog renew the leases of tasks in the pool, and of grants that wait for a slot."""
+"""Lets the watchdog renew the leases of tasks in the pool, and of grants that wait for a slot."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class TaskLeases:
             self._partial_lock_sets.begin(header, options)
 
     def confirm(self, header: LockHeader) -> None:
-        """Note that the locks of a task were acquired: if a later renewal finds none, it is lost.
+        """Note that the locks of a task were acquired: if a renewal does not find one, it is lost.
 
         This does not extend the time up to which a lease is known to be valid.
         """

@@ -20,7 +20,7 @@ LONGEST_RETRY: Final = 60.0
 """Most seconds between two tries of a lock that Redis refuses. The delay doubles up to this."""
 
 FORGOTTEN: Final = 30.0
-"""Seconds after a try at which the next refusal of the lock counts as a new one."""
+"""Seconds after a try from which a refusal of the lock counts as the first one in a row."""
 
 
 class Retry(NamedTuple):
@@ -36,7 +36,7 @@ class Retry(NamedTuple):
 
 
 class Suspended:
-    """Holds messages unacknowledged. The broker sends further messages meanwhile.
+    """Holds unacknowledged messages. The broker sends further messages meanwhile.
 
     The main loop and the threads of a pool use it.
 
@@ -129,7 +129,7 @@ class WaitForRedis(Suspended):
             return self.down
 
     def begin(self, request: LockedRequest) -> None:
-        """Hold a message that Redis did not answer, and all further ones."""
+        """Hold a message for which Redis did not answer, and all further ones."""
         with self._mutex:
             self.down = True
             self._hold(request)

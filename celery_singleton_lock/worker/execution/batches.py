@@ -34,7 +34,7 @@ _running: ContextVar[str] = ContextVar("celery_singleton_lock_batch", default=""
 
 
 def is_batches(task: Any) -> bool:
-    """Return whether the unmodified celery-batches sends a task's messages to the pool."""
+    """Return whether celery-batches, unmodified, sends a task's messages to the pool."""
     module = sys.modules.get("celery_batches")
     if module is None or not isinstance(task, module.Batches):
         return False
@@ -327,4 +327,4 @@ def _run_of(task: Any, request: Any) -> Run:
 
 
 def _unused(*_: Any) -> None:
-    """Stand for the tracer of a request, which a batch does not use."""
+    """Take the place of the tracer of a request, which a batch does not use."""

@@ -1,4 +1,4 @@
-"""One call of Celery's tracer, and the results with which Celery ends a task."""
+"""One call of Celery's tracer, and the ways in which Celery ends a task."""
 
 from __future__ import annotations
 

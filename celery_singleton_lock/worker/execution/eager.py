@@ -161,8 +161,8 @@ class EagerTracer:
         """Wrap ``run`` of a task, so that Celery's eager tracer calls it with the lock held.
 
         Celery wraps ``run`` of the instance for ``autoretry_for``. This wrapper is the outer one,
-        so a task that gets no lock is not retried, as in a worker. A second call has no effect.
-        Nor has a second wrapper, which another thread may add at the same time.
+        so a task that gets no lock is not retried, as in a worker. A second call has no effect. A
+        second wrapper, which another thread may add at the same time, has no effect either.
         """
         if _GUARD not in vars(task):
             task.run = self._guarded(task, task.run)
@@ -272,7 +272,7 @@ def _run_or_close(lock: PlacedLock | MultiLock | None, run: Callable[[], Any]) -
 def as_failed_if_retry_later(result: Any) -> Any:
     """Return a result that has failed if its task raised ``RetryLater``: it has no message.
 
-    Nothing could run it later, and its caller must not take it for a success.
+    No worker could run it later, and its caller must not take it for a success.
     """
     if isinstance(result, EagerResult) and isinstance(result.result, RetryLater):
         return EagerResult(result.id, result.result, states.FAILURE, name=result.name)

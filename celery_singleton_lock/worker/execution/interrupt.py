@@ -49,8 +49,8 @@ class LostTokens:
     """Tokens of tasks to interrupt, in memory that the main process shares with its children.
 
     Create it before the pool forks. It has room for the last 64 tokens. That is enough, since a
-    child reads them as soon as it receives the signal. Behind them, each child shows the token of
-    its task if that can be preempted.
+    child reads them as soon as it receives the signal. After them, each child stores the token of
+    its task, if the task can be preempted.
 
     Args:
         memory: the shared memory; default: a new one.
@@ -130,7 +130,7 @@ def _as_line(text: str) -> bytes:
 
 
 class Interrupts:
-    """How the tasks of a process learn that they must end.
+    """Tells the tasks of a process that they must end.
 
     Args:
         lost_tokens: the shared memory of the main process; None outside of a worker.
@@ -157,7 +157,7 @@ class Interrupts:
 
     @contextmanager
     def showing(self, token: str) -> Iterator[None]:
-        """Show the main process that this one runs a task, which it may then kill."""
+        """Show the main process which task this process runs, so that it may kill the process."""
         child = getattr(current_process(), "index", None)
         if not self._signals or self._lost_tokens is None or child is None:
             yield
@@ -202,7 +202,7 @@ def _opened(name: str) -> LostTokens:
 
 
 def _runs_body(frame: Any) -> bool:
-    """Return whether the function of a task runs, not Celery's code before and after it.
+    """Return whether the function of a task runs, and not Celery's code before or after it.
 
     That code stores results and sends the next task of a chain. If it is interrupted, the task ends
     a second time.

@@ -2,8 +2,8 @@
 
 The release is sent at once. A process of the pool reads its reply with the next command on that
 connection. If it gets no task meanwhile, a thread reads the reply. The thread also repeats a
-release that failed: so it is reported as if the process had waited. A process that ends waits for
-its thread.
+release that failed, and reports the result as if the process had waited for the reply. A process
+that ends waits for its thread.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ LAST: Final = 2.0
 _RELEASED: Final = b"released"
 
 _FOR_A_TIME: Final = (b"\nrate\n", b"\nclosed\n")
-"""Parts of the reply if a waiter may start at a time that the reply tells."""
+"""Parts of the reply if it contains the time at which a waiter may start."""
 
 
 class Report(Protocol):
-    """Called with what became of a release, unless the lock was released and that is all."""
+    """Called with the result of a release, unless it only released the lock."""
 
     def __call__(self, header: LockHeader, outcome: Reply | BackendError, *, expired: bool) -> None:
         """Report it. ``expired``: the lease had ended when the task ended."""
@@ -104,7 +104,7 @@ class LateReleases:
             try:
                 self.thread.start()
             except RuntimeError:  # no more threads are allowed
-                self._pid = 0  # it was never alive, so the next start is no restart
+                self._pid = 0  # it was never alive, so the next start is not a restart
                 return False
         return True
 
@@ -131,7 +131,7 @@ class LateReleases:
     def _heard(
         self, header: LockHeader, expired: bool, sent_at: float, answer: bytes | Exception
     ) -> None:
-        """Pass a reply on if it tells more than the release. Runs where the reply was read."""
+        """Pass a reply on if it contains more than the release. Runs where the reply was read."""
         released = isinstance(answer, bytes) and answer.startswith(_RELEASED)
         if released and not any(part in answer for part in _FOR_A_TIME):  # type: ignore[operator]
             return
@@ -153,7 +153,7 @@ class LateReleases:
         return not ending
 
     def _repeat_release(self, late: _Late) -> None:
-        """Repeat a release that has failed, and report what became of it."""
+        """Repeat a release that has failed, and report the result."""
         outcome: Reply | BackendError
         try:
             outcome = self._outcome(late)

@@ -1,8 +1,9 @@
 """Acquires the locks of a task with several locks before its body, and releases them after it.
 
 If one of them is busy, the task continues to hold those before it. Otherwise other tasks would get
-them, and they would be busy when the task is granted the busy one. There is no deadlock, since all
-tasks acquire their locks in the same order; see :mod:`celery_singleton_lock.core.lock_set`.
+these locks, and they would be busy when the task is granted the lock for which it waits. There is
+no deadlock, since all tasks acquire their locks in the same order; see
+:mod:`celery_singleton_lock.core.lock_set`.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class MultiLockTracer:
         try:
             taken = self._take(store, header, each, options)
         except BackendError as error:
-            if not header.granted:  # else its message is in Redis, and waits for it
+            if not header.granted:  # otherwise its message is in Redis, and waits there
                 self._let_go(store, header, each, options, error)
             return self._tracer.without_backend(header, options, error)
         except BaseException as error:
@@ -146,7 +147,7 @@ class MultiLockTracer:
         options: LockOptions,
         locks: list[TaskLock],
     ) -> Taken:
-        """Acquire the locks behind the granted one, or all, and add them to ``locks``."""
+        """Acquire the locks that follow the granted one, or all, and add them to ``locks``."""
         lock_set = _lock_set_of(header)
         until = store.clock.monotonic() + (options.wait_timeout or MAX_WAIT)
         for number in range(lock_set.at, len(each)):
@@ -168,7 +169,7 @@ class MultiLockTracer:
         locks: list[TaskLock],
         options: LockOptions,
     ) -> Taken:
-        """Let rates count the start, since all locks are held.
+        """Count the start at the rates, since all locks are held.
 
         The granted lock counts its start when it is claimed, which is later.
         """
@@ -274,7 +275,7 @@ class MultiLockTracer:
 
     @staticmethod
     def _free(store: LockStore, each: Sequence[LockHeader]) -> None:
-        """Release all locks if Redis refuses one, since other tasks wait for the others."""
+        """Release all locks if Redis refuses one of them, since other tasks wait for the others."""
         for one in reversed(each):
             with suppress(BackendError):
                 store.release(one.name, one.token, Ending.AGAIN)

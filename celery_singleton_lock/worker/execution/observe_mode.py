@@ -1,6 +1,7 @@
 """Runs tasks without their locks, and records which ones would have been blocked (``observe``).
 
-A task runs whatever Redis replies. It waits for the reply no longer than for a real lock.
+A task runs whatever Redis replies. It does not wait longer for the reply than for that of a real
+lock.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class ObserveMode:
             owner: the owner of the run.
             claim: the claim that it would have made.
             go: runs the task.
-            waits: whether a blocked run would wait; otherwise it would be skipped.
+            waits: whether a blocked run would wait; otherwise the run would be skipped.
 
         Returns:
             The result of ``go``.

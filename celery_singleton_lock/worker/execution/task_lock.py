@@ -53,7 +53,7 @@ _current: ContextVar[TaskLock | PlacedLock | MultiLock | None] = ContextVar(
 
 
 def _announce_nothing(_notice: str) -> None:
-    """Send no notice: no main process tracks the task."""
+    """Send no notice, since no main process tracks the task."""
 
 
 def _preempted_by_none(_token: str) -> str:
@@ -147,7 +147,8 @@ class TaskLock:
     def preempted(self) -> bool:
         """Whether a newer call replaces this run, so that it should end; it still holds the lock.
 
-        The worker knows at once; if its notice was lost, Redis says so with the next renewal.
+        The worker usually knows at once. If its notice was lost, the reply to the next renewal says
+        so.
         """
         if self._preempted is None:
             by = self._preempted_by(self.token)
@@ -184,7 +185,7 @@ class TaskLock:
             raise self.must_end(self._preempted)
 
     def pause(self, seconds: float, why: str = "", *, name: str = "") -> float:
-        """Close the lock for everybody for a time; see :meth:`Lock.pause`. The task goes on.
+        """Close the lock for everybody for a time; see :meth:`Lock.pause`. The task continues.
 
         Args:
             seconds: for how long.
@@ -225,7 +226,7 @@ class TaskLock:
         one_named(name, (self,))
         self._charges += 1
         own = given or f"{self.token} {self._charges}"
-        store: Any = self._store  # it counts starts: a quorum refuses rates
+        store: Any = self._store  # it counts starts, since a quorum refuses rates
         try:
             store.charge(self.name, self.token, own, more, keys)
         except BackendUnreachable:

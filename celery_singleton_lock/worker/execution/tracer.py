@@ -1,7 +1,7 @@
 """Acquires the lock of a task before its body, and releases it afterwards.
 
 This runs in a pool child, a pool thread, or the solo worker, and calls Celery's tracer. If the lock
-is refused, the tracer is not called, so the task has sent no signal and stored no state.
+is refused, the tracer is not called, so the task sends no signal and stores no state.
 """
 
 from __future__ import annotations
@@ -227,9 +227,9 @@ class LockTracer:
         )
 
     def interrupted(self, header: LockHeader, error: BaseException) -> None:
-        """Release what may be held after an interruption between grant and bookkeeping.
+        """Release the lock if an interruption came after the grant and before it was recorded.
 
-        If the process exits, a parked message is left to the main process: it knows whether the
+        If the process exits, a parked message is left to the main process, which knows whether the
         task runs again.
         """
         if isinstance(error, Exception):

@@ -102,7 +102,7 @@ class UndispatchedTracer:
         return outcome
 
     def _end_unique(self, run: Run, unique: UniqueCall) -> None:
-        """Let a call like this one be sent."""
+        """End the entry of a unique call, so that a call like it is sent."""
         try:
             retries = int(run.request.get("retries") or 0)
             self._store().withdraw(unique.lock, unique.key, run.uuid, retries)
