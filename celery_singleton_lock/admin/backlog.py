@@ -1,4 +1,4 @@
-"""How much is parked in all, and which queues workers have stopped consuming therefore."""
+"""Counts all parked messages, and the queues that workers have therefore stopped consuming."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from celery_singleton_lock.store.requests import Command
 
 SLACK: Final = 100
-"""Messages by which the counters may differ, since locks are read one after the other."""
+"""Number of messages by which the counters may differ, since locks are read one by one."""
 
 TOLERANCE: Final = 0.1
-"""Share by which they may differ."""
+"""Share by which the counters may differ."""
 
 READ: Final = 10_000
 """Most waiters whose sizes are read to check the sum of bytes."""
 
 OVERHEAD: Final = 900
-"""Bytes that a parked message needs in Redis beside its body, about; see docs/redis.md."""
+"""Approximate bytes that a parked message needs in Redis besides its body; see docs/redis.md."""
 
 
 class Stopped(NamedTuple):
@@ -31,8 +31,8 @@ class Stopped(NamedTuple):
 
     Args:
         queue: its name.
-        workers: how many have stopped it.
-        of: how many take its parked messages.
+        workers: number of workers that have stopped consuming it.
+        of: number of workers that take its parked messages.
         since: wall time of the first stop.
     """
 
@@ -73,7 +73,7 @@ def _consumers(every: list[Mapping[str, Any]], realm: str, queue: str) -> int:
 
 
 def parked_in_all(store: RedisAdminStore) -> Parked:
-    """Return how many messages are parked, of all brokers and queues, and their bytes.
+    """Return the number and the bytes of all parked messages, of all brokers and queues.
 
     Args:
         store: the store of the locks.

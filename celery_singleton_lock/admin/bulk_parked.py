@@ -16,7 +16,7 @@ from celery_singleton_lock.store.message_operations import HOLD
 from celery_singleton_lock.store.operator.base import AdminStore, Operator, Waiting
 
 AHEAD: Final = 10.0
-"""In one step, a drain takes as many messages as it sends in this number of seconds."""
+"""A drain takes at once the messages that it can send in this number of seconds."""
 
 
 def purge(
@@ -117,7 +117,7 @@ def drain(
         store: the store of the locks.
         wanted: the tasks.
         by: the operator; ``by.action`` is ``drain``.
-        realm: the realm of the broker. Messages of other realms are left.
+        realm: the realm of the broker. Messages of other realms stay parked.
         publish: sends a message to its queue; raises if it cannot.
         pace: limits the rate.
 

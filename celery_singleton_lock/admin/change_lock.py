@@ -1,6 +1,6 @@
 """Change one lock as an operator: pause, resume, reopen, limit, promote, drop.
 
-The command line and Flower call these functions, so both refuse the same.
+The command line and Flower call these functions, so both refuse the same changes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ LOOKED_THROUGH: Final = 1000
 """Largest number of lock names that are searched for a similar name."""
 
 QUEUES_AGAIN: Final = (
-    "A client, or a task that waits in its slot, queues again within seconds, at the end, if its "
-    "process runs."
+    "A client, or a task that waits in its slot, queues again within seconds, as the last one, if "
+    "its process runs."
 )
 """What follows when a waiter without a stored message is dropped."""
 
@@ -83,7 +83,7 @@ def pause(
         name: the lock's name.
         by: the operator, for the audit.
         force: accept a name that no known lock has.
-        seconds: after which it is granted again; None: not before it is resumed.
+        seconds: time after which it is granted again; None: not before it is resumed.
 
     Returns:
         Whether that changed something.
@@ -156,7 +156,8 @@ def set_limit(
         permits: the number; None: return to the limit that the tasks declare.
         by: the operator, for the audit.
         force: accept a name that no known lock has.
-        seconds: after which the tasks' limit is in force again; None: not before a call.
+        seconds: time after which the tasks' limit is in force again; None: not before a further
+            call.
 
     Returns:
         The limit in force.
@@ -185,10 +186,12 @@ def set_rates(
         store: the store of the locks.
         name: the lock's name.
         rates: all that an operator sets; empty: return to those that the tasks declare. Declared
-            rates stay in force if none of these counts the same, starts or costs.
+            rates that count starts stay in force if none of these counts starts; likewise for
+            costs.
         by: the operator, for the audit.
         force: accept a name that no known lock has.
-        seconds: after which the tasks' rates are in force again; None: not before a call.
+        seconds: time after which the tasks' rates are in force again; None: not before a further
+            call.
 
     Raises:
         UnknownName: no known lock has the name.
@@ -262,14 +265,14 @@ def drop(
     *,
     dropped: Callable[[Waiting], None] | None = None,
 ) -> Sequence[Waiting]:
-    """Drop waiters permanently, with their messages. Locks that they kept meanwhile are released.
+    """Drop waiters permanently, with their messages. Other locks that they hold are released.
 
     Args:
         store: the store of the locks.
         name: the lock's name.
         found: the waiters, from :func:`find_waiter`.
         by: the operator, for the audit.
-        dropped: called with each dropped task that will not run, to store a result.
+        dropped: called with each dropped task that will not run, to store its result.
 
     Returns:
         The dropped waiters. A waiter that was granted the lock meanwhile is not dropped.

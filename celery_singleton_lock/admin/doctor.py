@@ -44,10 +44,10 @@ SKEW: Final = 5.0
 """Seconds by which the two clocks may differ. Locks use only the server's clock."""
 
 FULL: Final = 0.8
-"""Share of maxmemory above which the check warns."""
+"""Share of maxmemory in use above which the check ``memory`` warns."""
 
 MUCH: Final = 0.25
-"""Share of maxmemory that parked messages may need before the check warns."""
+"""Share of maxmemory for parked messages above which the check ``backlog`` warns."""
 
 STUCK: Final = 10.0
 """Seconds after its last round from which a worker's thread counts as stuck."""
@@ -56,7 +56,7 @@ SAMPLED: Final = 1000
 """Largest number of locks of which parked tasks are read."""
 
 KINDS: Final = 100
-"""Number of pairs of queue and task at which this search ends."""
+"""Number of pairs of queue and task after which the search ends."""
 
 FOREIGN: Final = 3000
 """Number of keys of each server that are searched for those of other programs."""
@@ -91,11 +91,11 @@ class Check(NamedTuple):
 
 
 class Consumer(NamedTuple):
-    """What a worker has answered about itself.
+    """The queues and tasks of a worker, as it has answered.
 
     Args:
         queues: the queues that it consumes.
-        tasks: the tasks that it has; None if it has not said.
+        tasks: the tasks that it has; None if it has not answered that.
     """
 
     queues: frozenset[str]
@@ -173,7 +173,7 @@ def _info(client: redis.Redis) -> dict[str, Any] | BackendError:
 
 
 def _without_info(name: str, error: BackendError) -> Check:
-    """Tell a master of a Cluster that does not answer from one that refuses the command."""
+    """Distinguish a master of a Cluster that does not answer from one that refuses the command."""
     if isinstance(error, BackendUnreachable):
         return Check(name, Health.FAIL, str(error))
     return _unknown(name, "INFO")
@@ -259,7 +259,7 @@ def _persistence(store: RedisAdminStore, info: dict[str, Any] | None) -> Check:
 
 
 def _database(store: RedisAdminStore) -> Check:
-    """Search keys of other programs: they share memory, eviction and FLUSHDB with the locks."""
+    """Search for keys of other programs: they share memory, eviction and FLUSHDB with the locks."""
     prefix = f"{store.keyspace.prefix}:"
     looked = foreign = 0
     for server in store.servers():
@@ -293,7 +293,7 @@ def _schema(store: RedisAdminStore) -> Check:
         # The user may not read the key. The schema may be right, so the check is UNKNOWN.
         raise error.__cause__ or error from error
     if found is None:
-        if store.workers():  # each writes the key at its start, and after a loss
+        if store.workers():  # each worker writes the key at its start, and after a loss of data
             told = (
                 f"workers are live, and {store.keyspace.schema} is gone: this Redis has lost data"
             )
@@ -356,7 +356,7 @@ def _lost(store: RedisAdminStore) -> Check:
 
 
 def _backlog(store: RedisAdminStore) -> Check:
-    """Compare what is parked with the memory, and name queues that are stopped therefore."""
+    """Compare the parked messages with the memory, and name the queues that they stop."""
     parked, stopped = parked_in_all(store), stopped_queues(store)
     told = f"{number_of(parked.waiting, 'message')} parked, {parked.size / 2**20:,.1f} MiB"
     if stopped:
@@ -390,7 +390,7 @@ _OF_STORE: Final[dict[str, Callable[[RedisAdminStore], Check]]] = {
 
 
 def with_reports(found: Check, reports: Mapping[str, Mapping[str, Any]]) -> Check:
-    """Return a check, corrected if workers with locks answer and Redis knows none.
+    """Return a check; correct it if workers with locks answer and Redis has no heartbeat of any.
 
     Args:
         found: a check of :func:`examine`.
@@ -413,8 +413,8 @@ def threads_check(reports: Mapping[str, Mapping[str, Any]], live: Collection[str
 
     Args:
         reports: worker name -> report of the worker, as ``inspect locks`` shows it.
-        live: ids of the workers of this broker that are known in Redis; one that does not answer is
-            named.
+        live: ids of the workers of this broker that have a heartbeat in Redis. The check names
+            those that do not answer.
     """
     rounds = [
         (worker, thread, seconds)
@@ -448,7 +448,7 @@ def broker_check(address: str, error: Exception | None) -> Check:
 
     Args:
         address: its URL, without credentials.
-        error: of connecting to it; None if it answers.
+        error: the error when connecting to it; None if it answers.
     """
     if error is None:
         return Check("broker", Health.OK, f"{address} answers")
@@ -495,7 +495,7 @@ def consumers_check(
             "another Redis or singleton_lock_prefix, or does not reach it. "
         )
     if lax:
-        told += f"{_some(lax)}: the task is no LockedTask there. "
+        told += f"{_some(lax)}: the task is not a LockedTask there. "
     return Check("consumers", Health.WARN, printable(f"{told}Locked tasks may overlap there"))
 
 
@@ -532,7 +532,7 @@ def _closed(store: RedisAdminStore) -> Check:
 
 
 def _costs(store: RedisAdminStore) -> Check:
-    """Search parked tasks that will fail, since a rate was lowered below their cost."""
+    """Search for parked tasks that will fail, since a rate was lowered below their cost."""
     total, some = too_costly_tasks(store, NAMED, locks=SAMPLED)
     if not total:
         return Check("costs", Health.OK, "no parked task costs more than the rate of its lock")
@@ -546,7 +546,7 @@ def _costs(store: RedisAdminStore) -> Check:
 
 
 def _parked(store: RedisAdminStore) -> Check:
-    """Search parked tasks that are next for longer than a live worker needs to send them back."""
+    """Search for parked tasks that are next, and that a live worker would have sent back by now."""
     total, looked, kinds = 0, 0, dict[tuple[str, str, str], Waiting]()
     for lock in store.summarise_locks(holders=0):
         if not lock.adrift or lock.paused or lock.broken:

@@ -62,9 +62,9 @@ def _lines_of(store: AdminStore, group: list[Waiting], exported: int) -> dict[st
 
 
 class PurgedFile:
-    """Writes purged tasks to a file, as :func:`export` does, and no others.
+    """Writes purged tasks, and no others, to a file as :func:`export` does.
 
-    A task is written before it is dropped. If it runs instead, it is taken out of the file.
+    A task is written before it is dropped. If it was not dropped, it is removed from the file.
 
     Args:
         store: the store of the locks.
@@ -85,7 +85,7 @@ class PurgedFile:
         self._write(self._lines.values())
 
     def after(self, dropped: Iterable[Waiting]) -> None:
-        """Take out those tasks that were not dropped."""
+        """Remove from the file the tasks that were not dropped."""
         kept = [self._lines[each.token] for each in dropped if each.token in self._lines]
         if len(kept) < len(self._lines):
             self._file.seek(self._start)
@@ -117,7 +117,7 @@ def _line(
 def refuse_drained(store: AdminStore, lines: Iterable[str], *, realm: str = "") -> None:
     """Raise if a task of a file may have been drained since its export: it would run twice.
 
-    Changes nothing. Lines after an invalid one do not count: :func:`restore` ends there.
+    Changes nothing. Lines after an invalid one are not checked, since :func:`restore` ends there.
 
     Args:
         store: the store of the locks.
@@ -166,21 +166,21 @@ def restore(
 
     Each task gets its old place in the queue, and is recognised by the base of its old owner token,
     so that a second import changes nothing. If a new realm is given, a task that waits with another
-    realm gets the new one. A task whose broker has live workers is left to them.
+    realm gets the new one. A task whose broker has live workers is not changed.
 
     Args:
         store: the store of the locks.
         lines: the lines of the file.
         by: the operator, for the audit; ``by.action`` is ``import`` if it is empty.
         realm: new realm of the messages; empty: each message keeps its own.
-        again: park tasks that were purged or dropped too. What has run is still skipped.
+        again: also park tasks that were purged or dropped. Tasks that have run are still skipped.
 
     Returns:
         The number of parked tasks.
 
     Raises:
         ConfigurationError: a line is invalid. The tasks of the lines before it are parked.
-        BackendError: Redis did not answer, or refused the command. The text tells how many tasks
+        BackendError: Redis did not answer, or refused the command. The text says how many tasks
             were parked before.
     """
     tally = Tally()
@@ -206,7 +206,7 @@ def would_restore(lines: Iterable[str], served: Collection[str] = ()) -> Tally:
 
     Args:
         lines: the lines of the file.
-        served: realms whose tasks are left; see :func:`served_realms`.
+        served: realms whose tasks are not changed; see :func:`served_realms`.
 
     Raises:
         ConfigurationError: a line is invalid.
@@ -272,7 +272,7 @@ _QUEUED: Final = frozenset({RecordState.PARKED, RecordState.ADRIFT, RecordState.
 
 
 def _allow_again(store: AdminStore, group: list[_Parked]) -> list[_Parked]:
-    """Forget that tasks were dropped. If this process ends now, any further import parks them.
+    """Forget that tasks were dropped. If this process ends now, the next import parks them.
 
     A worker may still have an earlier delivery of such a task, so each gets another token.
     """
@@ -387,7 +387,7 @@ def _group_in(given: Mapping[str, Any]) -> Group | None:
     """Return the group in the fields of a line; None if its task has none.
 
     Raises:
-        ValueError: it is no group.
+        ValueError: it is not a group.
     """
     if given.get("group") is None:
         return None

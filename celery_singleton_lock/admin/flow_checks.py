@@ -17,7 +17,8 @@ def closed_locks(store: AdminStore, named: int) -> tuple[int, list[str]]:
 
     Args:
         store: the store of the locks.
-        named: most locks that are described: by whom, why and for how long they are closed.
+        named: largest number of locks that are described: by whom, why and for how long they are
+            closed.
 
     Raises:
         BackendError: Redis did not answer, or refused the command.
@@ -40,8 +41,8 @@ def too_costly_tasks(store: AdminStore, named: int, *, locks: int) -> tuple[int,
 
     Args:
         store: the store of the locks.
-        named: most tasks that are named.
-        locks: most locks with waiters that are examined.
+        named: largest number of tasks that are named.
+        locks: largest number of locks with waiters that are examined.
 
     Raises:
         BackendError: Redis did not answer, or refused the command.

@@ -27,7 +27,7 @@ def force_release(
     Args:
         store: the store of the locks.
         name: the lock's name.
-        token: owner token of the holder, from :func:`show_lock`. If another holder has the lock by
+        token: owner token of the holder, from :func:`show_lock`. If another holder has the lock
             now, nothing changes.
         by: the operator, for the audit.
         keep: True: if the message of the task is stored in Redis, it goes to the end of the queue,
@@ -103,7 +103,7 @@ def end_holder(
 
 
 def why_not(store: AdminStore, name: str, token: str) -> str:
-    """Return why a token cannot be released, and who holds the lock."""
+    """Return why a token cannot be released, and the holders of the lock."""
     if store.locate_token(name, token).waiting is not None:
         return (
             f"{token} waits for the lock {name!r} and does not hold it, so there is nothing to "

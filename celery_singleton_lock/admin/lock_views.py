@@ -22,9 +22,9 @@ from celery_singleton_lock.store.operator.base import PARTS, AdminStore, Glance,
 from celery_singleton_lock.store.operator.listing import fits
 
 ASKED: Final = 100
-"""Number of holders for which another lock that they wait for is searched.
+"""Number of holders for which the other lock, for which they may wait, is searched.
 
-Of the others no process is shown, since they may wait as well.
+For further holders no process is shown, since they may wait, too.
 """
 
 ORDERS: Final[Mapping[str, Callable[[Glance], Any]]] = {
@@ -91,7 +91,7 @@ def list_locks(
 
 
 FEW_KEYS: Final = 20_000
-"""Keys of a Redis up to which a page may read them all: 20 SCAN commands of 0.3 ms."""
+"""Largest number of keys of a Redis that are all read: 20 SCAN commands of 0.3 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Ranking:
 def rank_locks(store: AdminStore, pattern: str, order: str, most: int) -> Ranking | None:
     """Return the locks that have waiters; None if Redis has so few keys that all can be read.
 
-    A lock that is named exactly is found too if it has none.
+    A lock whose whole name is given is found even if it has no waiters.
 
     Args:
         store: the store of the locks.

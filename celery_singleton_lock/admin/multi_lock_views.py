@@ -68,7 +68,7 @@ def _tokens_of(store: AdminStore, name: str, token: str) -> tuple[str, ...]:
 
 
 def _one_a_message(holds: list[tuple[str, Waiting, int]]) -> list[tuple[str, Waiting, int]]:
-    """Keep one lock of each message that holds several."""
+    """Keep one lock for each message that holds several."""
     first = {me.attempt: name for name, me, _ in reversed(holds)}
     return [each for each in holds if first[each[1].attempt] == each[0]]
 
@@ -129,7 +129,7 @@ def parked_elsewhere(store: AdminStore, name: str, holders: Iterable[Holder]) ->
 
 
 class Elsewhere(NamedTuple):
-    """What the tasks that hold a lock do at other locks.
+    """Other locks for which the holders of a lock wait, or have waited.
 
     Args:
         waits: owner token -> name of the other lock for which the holder waits.
@@ -161,7 +161,7 @@ def look_elsewhere(store: AdminStore, name: str, holders: Iterable[Holder]) -> E
             continue
         mine = by_task[found.task_id]
         known.add(mine)
-        # One that is granted the other lock has not begun, and waits for a slot of its worker.
+        # A holder that is granted the other lock has not begun: it waits for a slot of its worker.
         if found.state in {*WAITS, "granted"} and name in kept_by(store, other, token):
             waits[mine] = other
     return Elsewhere(waits, frozenset(known))

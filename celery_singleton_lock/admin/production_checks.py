@@ -1,4 +1,4 @@
-"""Checks of ``doctor`` that need the app, and the list of those to look at before production."""
+"""Checks of ``doctor`` that need the app, and the names of those in the production checklist."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHECKLIST: Final = (
     "threads",
     "alerts",
 )
-"""Names of the checks to look at before production, in the order in which they are shown."""
+"""Names of the checks in the production checklist, in the order in which they are shown."""
 
 
 def versions_check(reports: Mapping[str, Mapping[str, Any]], here: str) -> Check:
@@ -50,7 +50,7 @@ def versions_check(reports: Mapping[str, Mapping[str, Any]], here: str) -> Check
 
 
 def alerts_check(metrics_port: int | None) -> Check:
-    """Tell where the alert rules are. Whether Prometheus has them cannot be seen from here.
+    """Say where the alert rules are. This command cannot see whether Prometheus has them.
 
     Args:
         metrics_port: the setting.

@@ -27,7 +27,7 @@ class Filter:
         lock: name of the lock, part of it, or a pattern (see :meth:`AdminStore.summarise_locks`).
         exact: ``lock`` is a whole name.
         task: name of the task; with one of ``*?[``, a pattern.
-        older: least number of seconds that the task has waited.
+        older: least number of seconds for which the task has waited.
         arrived_by: server time in seconds by which the task arrived.
         queue: name of the broker queue from which the message came.
         state: record state, such as ``parked``, ``adrift``, ``settling`` or ``leaving``.

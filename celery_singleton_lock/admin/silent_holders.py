@@ -19,7 +19,7 @@ RENEWED: Final = 1 / 3
 
 
 GROUP: Final = 1000
-"""Number of locks of which the workers are asked about in one step."""
+"""Number of locks whose workers' heartbeats are read in one step."""
 
 
 def with_silent_holders(store: AdminStore, view: LockView) -> LockView:
@@ -63,7 +63,7 @@ def all_with_silent_holders(store: AdminStore, locks: Iterable[Glance]) -> list[
 
 
 def each_with_silent_holders(store: AdminStore, locks: Iterable[Glance]) -> Iterator[Glance]:
-    """Yield locks as :func:`all_with_silent_holders` returns them, while they are read.
+    """Yield the locks that :func:`all_with_silent_holders` returns, while they are read.
 
     Args:
         store: the store of the locks.
@@ -90,10 +90,10 @@ def _marked(holders: tuple[Holder, ...], beats: Mapping[str, float]) -> tuple[Ho
 
 
 def silent_for(holder: Holder, beats: Mapping[str, float]) -> float:
-    """Return the seconds since a holder's last sign of life; 0 if that is recent.
+    """Return the seconds since a holder's last heartbeat or renewal; 0 if that is recent.
 
-    A renewal is a sign of life too: a worker that shuts down sends no heartbeats, but still renews
-    the leases of the tasks that it runs.
+    A renewal counts, too: a worker that shuts down sends no heartbeats, but still renews the leases
+    of the tasks that it runs.
 
     Args:
         holder: the holder.

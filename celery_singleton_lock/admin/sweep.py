@@ -1,4 +1,4 @@
-"""Sweep all locks once. For a cron job, if at times no worker runs."""
+"""Sweep all locks once: for a cron job, while no worker runs."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def sweep_once(
 def requeue_expired(store: AdminStore) -> None:
     """Return the stored messages of expired holders to their queues, and send none.
 
-    Workers do this about once a second. Without a live worker a command does it, before it selects
-    parked tasks: else it would miss those whose workers have died.
+    Workers do this about once a second. Without a live worker, a command does it before it selects
+    parked tasks. Otherwise it would miss tasks whose workers have died.
 
     Args:
         store: the store of the locks.

@@ -1,4 +1,4 @@
-"""Tell what would happen to a call of a locked task now. Changes nothing."""
+"""Say what would happen to a call of a locked task now. Changes nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class LockNow:
         waiting: number of waiters.
         waits_for: what the call would wait for (``redis``, ``pause``, ``holder``, ``rate``,
             ``queue``); empty if it would get the lock.
-        told: the state of the lock, as it follows "is".
+        told: the state of the lock, as text that follows "is".
         holders: the holders of the lock.
     """
 

@@ -36,7 +36,7 @@ SHORTEST_START: Final = 6
 """Smallest number of characters of a shortened task id."""
 
 MOST_READ: Final = 100
-"""Most waiters that are read to count those that have passed a task."""
+"""Largest number of waiters that are read to count those that have passed a task."""
 
 LENGTH: Final = 36
 """Number of characters of a task id from Celery. A shorter text may be a shortened id."""
@@ -51,7 +51,8 @@ class Answer:
         state: a record state (``parked``, ``waiting``, ``adrift``, ``granted``, ``reserved``,
             ``running``, ``preempted``, ``held_after``, ``delayed``, ``settling``, ``following``,
             ``leaving``, ``overdue``, ``replaced``, ``revoked``, ``rejected``, ``too_costly``,
-            ``above_rate``), or one of: ``silent``: it ran, and its worker shows no sign of life;
+            ``above_rate``), or one of: ``silent``: it ran, and its worker sends no heartbeat and
+            renews no lease;
             ``eta``, ``received``, ``finished``: as the app reports; ``lost``: it was parked,
             and Redis has lost its message; ``ambiguous``: several ids begin with the given
             text; ``unseen``: no worker, lock or result has the id.
@@ -112,11 +113,11 @@ class Witness(Protocol):
 
 
 SEARCH: Final = 0.01
-"""Seconds for which the holders of a large Redis are searched, unless all are wanted."""
+"""Seconds for which holders in a large Redis are searched, unless all are to be searched."""
 
 
 class _Holders:
-    """All locks with their holders; of a large Redis, those that a short time suffices to read.
+    """All locks with their holders; of a large Redis, those that can be read in a short time.
 
     Args:
         store: the store of the locks.
@@ -152,7 +153,7 @@ class _Holders:
 
     @cached_property
     def running(self) -> Sequence[tuple[str, str, str]]:
-        """Tasks in the lists of workers, whose ids begin with the given text."""
+        """Tasks in the lists of workers whose ids begin with the given text."""
         return self._store.locate_running(self._start)
 
 
@@ -299,7 +300,7 @@ def _found(  # noqa: PLR0917  # a position of a task, and where to look
 
 
 def _passed_by(store: AdminStore, me: Waiting, rank: int) -> tuple[int, bool]:
-    """Return how many of the first waiters before this one arrived later, and whether it is all."""
+    """Return how many of the waiters before this one arrived later, and whether all were read."""
     if rank <= 1:
         return 0, True
     page, _ = store.list_waiters(me.lock, "queue", most=MOST_READ)

@@ -22,7 +22,8 @@ class Takers(NamedTuple):
     Args:
         lock: those that consume its queue and declare its task as a LockedTask.
         plain: those that consume its queue and do not declare its task.
-        silent: those that consume its queue, as the broker tells, and send no heartbeat.
+        silent: those that consume its queue, by the answers through the broker, and send no
+            heartbeat.
     """
 
     lock: Sequence[str] = ()
@@ -200,7 +201,7 @@ def of_uniqueness(call: FirstCall | None) -> str:
 
 
 def of_priority(me: Waiting, passed_by: int, is_all: bool) -> str:
-    """Return what priority means for a waiter, as a clause; empty if it means nothing.
+    """Return the effect of priority on a waiter, as a clause; empty if there is none.
 
     Args:
         me: the waiter.

@@ -80,7 +80,7 @@ class AppSide(OperatorActions):
         return self._waits_in_worker(task_id)
 
     def _waits_in_worker(self, task_id: str) -> tuple[str, str] | None:
-        """Return which worker holds the message for the locks' Redis, or until it is requeued."""
+        """Return which worker holds the message until Redis answers, or until it is requeued."""
         for worker, report in self.reports(task_id).items():
             for each in report.get("held_back", ()):
                 names = " or ".join(map(repr, each["locks"]))
@@ -200,7 +200,7 @@ class AppSide(OperatorActions):
         """Return the reply of each worker to ``inspect locks``.
 
         Args:
-            task_id: the replies show the messages of this task that wait for Redis, or that are
+            task_id: the replies include the messages of this task that wait for Redis, or that are
                 held back until they are requeued or stored.
         """
         inspect: Any = self.app.control.inspect(timeout=ANSWER)
@@ -256,7 +256,7 @@ class AppSide(OperatorActions):
 
 
 def _first(names: list[str], what: str) -> list[str]:
-    """Return the first names, and the number of the others."""
+    """Return the first names, and how many others there are."""
     more = len(names) - NAMED
     return names if more <= 0 else [*names[:NAMED], f"{more:,} more {what}".rstrip()]
 
@@ -283,5 +283,5 @@ def sent(send: Callable[..., None], *args: Any) -> None:
 
 
 def _names(registered: Iterable[Any]) -> frozenset[str]:
-    """Return the names in an answer to ``inspect registered``, which may have options behind."""
+    """Return the names in an answer to ``inspect registered``, which may be followed by options."""
     return frozenset(str(task).partition(" ")[0] for task in registered)

@@ -103,7 +103,7 @@ def _terminated(target: Target, name: str, holder: Holder, by: Operator) -> bool
     """Terminate the holder's task. Return whether it released the lock in time.
 
     Raises:
-        Refused: its lease has ended, which does not tell whether its process has.
+        Refused: its lease has ended, but it is not known whether its process has.
     """
     app = target.need_app("--terminate")
     elsewhere = look_elsewhere(target.store, name, [holder])
@@ -126,7 +126,7 @@ WHOLE_WORKER: Final = (
     "In a prefork pool it runs this task only. In any other pool it is the whole worker, with all "
     "its tasks, and threads and solo cannot terminate a task"
 )
-"""What a reader must know before he kills the process of a holder."""
+"""The risk of killing the process of a holder."""
 
 
 def _process(holder: Holder) -> str:

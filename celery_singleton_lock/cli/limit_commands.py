@@ -153,7 +153,7 @@ def rate(
 
 
 def _split(words: tuple[str, ...], how: dict[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the name, or nothing with --match, and the values behind it."""
+    """Return the name (none with --match), and the values that follow it."""
     at = 0 if how["match"] else 1
     return words[:at], words[at:]
 
@@ -254,7 +254,7 @@ def _change(  # noqa: PLR0917  # the parts of one command
 def _changed_of(
     names: Sequence[str], change: Callable[[str, Operator], str], by: Operator
 ) -> dict[str, int]:
-    """Change each lock; one that is not known any more is left."""
+    """Change each lock that is still known."""
     changed = {}
     for name in names:
         try:
@@ -267,7 +267,7 @@ def _changed_of(
 
 @contextmanager
 def _hint_for_unknown(name: str, step: str) -> Iterator[None]:
-    """Say how a name is accepted that no known lock has."""
+    """Add to the error how to force a name that no known lock has."""
     try:
         yield
     except UnknownName as error:

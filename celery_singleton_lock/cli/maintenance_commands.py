@@ -111,7 +111,7 @@ def _check_table(checks: Sequence[Check]) -> list[str]:
 
 
 def _consumers(target: Target) -> Iterator[Check]:
-    """Yield the check of the workers that may get locked tasks, unless Redis does not tell."""
+    """Yield the check of the workers that may get locked tasks, unless Redis does not answer."""
     app = target.need_app("doctor")
     consumers = app.consumers_by_worker()
     if not consumers:  # the check of the threads says so
@@ -121,7 +121,7 @@ def _consumers(target: Target) -> Iterator[Check]:
 
 
 def _live(target: Target) -> list[str]:
-    """Return the ids of the live workers of the app's broker; none if Redis does not tell."""
+    """Return the ids of the live workers of the app's broker; none if Redis does not answer."""
     realm = target.need_app("doctor").realm
     with suppress(SingletonLockError, RedisError):
         found = target.store.workers()

@@ -297,7 +297,7 @@ _FLOW_COLUMNS: Final[Mapping[str, Callable[[Waiting], str]]] = {
     "QUEUES IN": lambda each: seconds(each.settles_for) if each.state == SETTLING else "",
     "GROUP": lambda each: each.group.name if each.group else "",
 }
-"""Columns for what only some tasks have."""
+"""Columns that are shown only if a task has a value for them."""
 
 _WAITING: Final = ("RANK", "AGE", "STATE", "TASK", "QUEUE", "TOKEN")
 

@@ -76,7 +76,7 @@ def list_command(  # click gives them by name
 
 
 def _list_waited(target: Target, ranking: Ranking, *, machine: bool) -> None:
-    """Print locks that have waiters, and that others are not listed."""
+    """Print the locks that have waiters, and a line that says that others are not listed."""
     shown = shown_of(target.store, ranking)
     limited = (
         f"Redis has {ranking.keys:,} keys: only locks are listed that have waiters, or lately had. "

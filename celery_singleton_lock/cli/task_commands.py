@@ -183,7 +183,7 @@ def _call(
 
 
 def _unique_key(app: AppSide, call: _Call) -> tuple[str, str] | None:
-    """Return the lock of a call, and what makes it unique there; None if each call is sent."""
+    """Return the lock name and the unique key of a call; None if each call is sent."""
     options = app.extension.options(call.task)
     if options.unique is None or options.mode != ENFORCE:
         return None

@@ -1,4 +1,4 @@
-"""Show a text repeatedly: in place if rich is installed, else one below the other."""
+"""Show a text repeatedly: in place if rich is installed, else each below the last."""
 
 from __future__ import annotations
 

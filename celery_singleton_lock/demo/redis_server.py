@@ -59,7 +59,7 @@ connect to itself.
 
 
 class RedisServer:
-    """A Redis server as a context manager. It ends with this process, however that ends.
+    """A Redis server as a context manager. It ends when this process ends, whatever the cause.
 
     Args:
         provider: which Redis; None: the first that is installed.

@@ -79,7 +79,7 @@ def undisturbed() -> Iterator[None]:
     """Delay signals until the end of the block, in which a process is started.
 
     If ``subprocess.Popen`` is interrupted, it may have started a child that is never ended. Signal
-    masks are no solution, since the child inherits them.
+    masks do not help, since the child inherits them.
     """
     kept: list[int] = []
     before = {number: signal.getsignal(number) for number in ENDING}

@@ -78,7 +78,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _unknown() -> Iterator[CheckMessage]:
-    """Check all names of the namespace. Others may be read by the app's code, so a worker does."""
+    """Check all names of the namespace for misspelt settings, as a worker does."""
     names = [name for name in dir(settings) if name.startswith(f"{NAMESPACE}_")]
     for _, text in wrong_settings(names, NAMESPACE):
         yield _error("E001", ConfigurationError(text))

@@ -27,7 +27,7 @@ EXPIRY_MARGIN: Final = 1
 """Seconds from the end of the lease to the expiry of the key. Caches count whole seconds."""
 
 TOO_LATE: Final = 0.5
-"""Seconds before the end of a lease in which a release leaves the key to expire."""
+"""Seconds before the end of a lease in which a release lets the key expire."""
 
 FIRST_PAUSE: Final = 0.02
 """Seconds between the first two attempts. Each further pause is 1.5 times as long."""

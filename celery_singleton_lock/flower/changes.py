@@ -1,7 +1,7 @@
 """Changes that an operator makes on the page: of one lock or waiter, or of many.
 
-Each is first asked about, with what it would change, and then carried out by the same functions as
-the commands, so that both refuse the same and write the same audit entries.
+The page first asks about each change, and shows what it would change. Then the change is made by
+the functions that the commands use, so both refuse the same and write the same audit entries.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from celery_singleton_lock.message_text import number_of
 from celery_singleton_lock.store.operator.base import AdminStore
 
 ACTIONS: Final = ("pause", "resume", "reopen", "limit", "rate", "promote", "drop", "release")
-"""What can be done to locks and waiters."""
+"""The names of all changes."""
 
 MAX_TARGETS: Final = 500
 """Largest number of locks or waiters of one change."""
@@ -47,7 +47,7 @@ SHOWN: Final = 20
 
 
 class Target(NamedTuple):
-    """What a change is about.
+    """A lock, or a holder or waiter of it, that is changed.
 
     Args:
         lock_id: id of the lock.
@@ -63,13 +63,13 @@ class ChangeRequest(NamedTuple):
 
     Args:
         action: one of :data:`ACTIONS`.
-        targets: what it is about.
-        sure: False: only ask.
+        targets: the locks, holders or waiters to change.
+        sure: False: only return the question.
         why: reason, for the audit.
         permits: number of permits of the action ``limit``; None: the limit that the tasks declare.
         asked_at: server time of the question. Tasks that were parked later are not dropped.
         rates: rates of the action ``rate``; empty: those that the tasks declare.
-        seconds: after which a pause, a limit or rates end by themselves; None: they do not.
+        seconds: time after which a pause, a limit or rates end by themselves; None: they do not.
     """
 
     action: str
@@ -83,7 +83,7 @@ class ChangeRequest(NamedTuple):
 
     @property
     def to(self) -> str:
-        """The value that it sets, as text; empty if it sets none, or what the tasks declare."""
+        """The value that it sets, as text; empty if it sets none, or restores the declared one."""
         return str(self.permits or "") or ", ".join(map(str, self.rates))
 
 
@@ -263,10 +263,10 @@ class LockChanges:
     # -- the change -------------------------------------------------------------------------------
 
     def carry_out(self, wanted: ChangeRequest, by: Operator) -> ChangeResult:
-        """Make the change, one target after the other. Writes audit entries.
+        """Change one target after the other. Writes audit entries.
 
-        A target that is refused does not stop the others. If Redis does not answer, the rest is
-        left.
+        A target that is refused does not stop the others. If Redis does not answer, the remaining
+        targets are not changed.
 
         Raises:
             UnknownLock: no list had one of the locks. Nothing is changed.

@@ -29,7 +29,7 @@ LONGEST_ARGUMENT: Final = 1000
 
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; "
-    "img-src 'self' data:; "  # icons in Bootstrap's style
+    "img-src 'self' data:; "  # Bootstrap's style contains icons
     "font-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
     "frame-ancestors 'none'"
 )

@@ -69,8 +69,8 @@ def history_of(events: Any) -> LockHistory:
 def listen(receiver: Any) -> None:
     """Note the events that Flower's event receiver gets.
 
-    Flower hands no event of a lock on: Celery's ``State`` ignores them. So the receiver's method is
-    extended.
+    Flower does not pass events of locks on, since Celery's ``State`` ignores them. So this extends
+    the receiver's method.
 
     Args:
         receiver: Flower's class ``Events``.

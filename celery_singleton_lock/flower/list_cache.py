@@ -1,4 +1,4 @@
-"""Lists of locks. Each is read from Redis once for all viewers, at a limited rate."""
+"""Lists of locks. Each list is read from Redis once for all viewers, and at a limited rate."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ MIN_AGE: Final = 0.9
 """Seconds for which a list is not read again."""
 
 AGE_FACTOR: Final = 5.0
-"""A list is not read again for this multiple of the time that reading it took."""
+"""A list is not read again for the time that reading it took, multiplied by this number."""
 
 
 MOST_IDS: Final = 100
-"""Largest number of task ids that are looked up for the beginning of an id."""
+"""Largest number of task ids that are looked up if only the beginning of an id is given."""
 
 _START: Final = re.compile("[0-9a-f-]{6,35}")
 """Beginning of a task id from Celery."""
@@ -53,7 +53,8 @@ class Listing:
         states: state -> number of locks that match the text of the query.
         broken: number of keys that hold other data.
         keys: number of keys in Redis, if only locks with waiters were read; else 0.
-        unread: number of locks with waiters that were not read. All other numbers are without them.
+        unread: number of locks with waiters that were not read. The other numbers do not include
+            them.
         read_at: local monotonic time at which the list was read.
         took: seconds that reading it took.
         now: server time at that moment.
@@ -167,7 +168,7 @@ class ListCache:
 
 
 def locks_of_task(store: AdminStore, text: str) -> frozenset[str]:
-    """Return the names of the locks for which a task waits, or has waited, whose id begins so.
+    """Return the names of the locks for which tasks with such an id wait, or have waited.
 
     Args:
         store: the operator's store of the locks.

@@ -1,4 +1,4 @@
-"""Which locks a list shows, in which order, and what is wrong with each (pure)."""
+"""Selects and sorts the locks of a list, and says what is wrong with each (pure)."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from celery_singleton_lock.message_text import natural, number_of
 from celery_singleton_lock.store.operator.listing import fits
 
 SOON: Final = 5.0
-"""Seconds within which a free lock is granted to its first waiter, if all is well."""
+"""Seconds within which a free lock is granted to its first waiter, unless something is wrong."""
 
 STATES: Final = ("stuck", "dead", "unserved", "paused", "waiting", "held")
 """States by which a list can be filtered. A lock can have several."""
 
 OF_WAITERS: Final = frozenset({"", "stuck", "unserved", "waiting"})
-"""States, and none, for which locks without waiters can be left out."""
+"""States (empty: no filter) for which locks without waiters can be omitted."""
 
 STUCK: Final = 3
 """Level of a lock whose waiters wait for something that may not end by itself."""
 
 
 class Trouble(NamedTuple):
-    """What a lock waits for, and whether that ends by itself.
+    """The cause for which tasks wait for a lock, and whether it ends by itself.
 
     Args:
         level: 0: nothing waits; 1: its waiters wait for holders that are alive; 2: somebody should
@@ -38,7 +38,7 @@ class Trouble(NamedTuple):
 
 
 def trouble_of(lock: Glance) -> Trouble:
-    """Return what a lock waits for. Fast: it is called for each of 100,000 locks.
+    """Return the trouble of a lock. Fast: it is called for each of 100,000 locks.
 
     Args:
         lock: the lock, with :attr:`Holder.silent` set for holders whose workers are silent.

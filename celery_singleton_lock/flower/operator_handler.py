@@ -41,7 +41,7 @@ class OperatorHandler(LocksHandler, BaseApiHandler):
         return False
 
     def operator(self, reason: str) -> Operator:
-        """Return who sends this request, for the audit.
+        """Return the operator who sends this request, for the audit.
 
         Args:
             reason: the reason that was given.

@@ -196,7 +196,7 @@ class LockRows:
     # -- the audit --------------------------------------------------------------------------------
 
     def audit(self, most: int = ROWS) -> list[dict[str, Any]]:
-        """Return what operators have changed, newest first.
+        """Return the audit entries, newest first.
 
         Args:
             most: largest number of entries.
@@ -338,7 +338,7 @@ class LockRows:
 
 
 class _WaitersOnly:
-    """A witness with which :func:`why` searches only the waiters, not the holders of all locks."""
+    """A witness that makes :func:`why` search only the waiters, not the holders of all locks."""
 
     def seen(self, task_id: str) -> tuple[str, str]:  # noqa: ARG002  # of the protocol
         """Return that the task has ended. :func:`why` calls this if it has just left its lock."""

@@ -29,7 +29,8 @@ def id_of(name: str) -> str:
 def visible(text: str, longest: int) -> str:
     """Return a text that is cut to a length, with symbols in place of control characters.
 
-    What else cannot be printed is escaped: a bidirectional mark would reverse the rest of the line.
+    Other characters that cannot be printed are escaped: a bidirectional mark would reverse the rest
+        of the line.
     """
     cut = text[: longest - 1] + "…" if len(text) > longest else text
     return printable(cut.translate(_VISIBLE).encode("utf-8", "replace").decode())

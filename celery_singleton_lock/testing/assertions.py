@@ -24,7 +24,7 @@ PATIENCE: Final = 5.0
 """Default of the real seconds for which an assertion waits."""
 
 ALL: Final = 100_000
-"""Largest number of waiters that are read; more than any test has."""
+"""Largest number of waiters that are read; no test has more."""
 
 _LOOK: Final = 0.01
 

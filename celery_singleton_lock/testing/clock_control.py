@@ -115,7 +115,7 @@ class LockTime:
         return min((at - now for at in ends if at > now), default=math.inf) / 1000 + _AFTER
 
     def _looks(self) -> list[float]:
-        """Return when locks must be swept next whose rate, pause or limit changes by itself."""
+        """Return when locks whose rate, pause or limit changes by itself must be swept next."""
         found = []
         starts = {key.removesuffix(b":flow") for key in self._keys("*:flow")}
         for key in self._keys("*:meta"):

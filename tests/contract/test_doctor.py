@@ -283,7 +283,7 @@ def test_doctor_names_workers_that_may_run_locked_tasks_without_their_locks(stor
     assert found.told.startswith("without (queue q): no heartbeat in this Redis.")
     store.worker_heartbeat("plain#a1", "R", ["q"], 600, tasks=["app.other"])
     found = checked(plain=worker("q"))
-    assert found.told.startswith("plain (app.task): the task is no LockedTask there.")
+    assert found.told.startswith("plain (app.task): the task is not a LockedTask there.")
     assert found.health is Health.WARN
     assert checked(plain=worker("q", "app.other")).health is Health.OK
 
