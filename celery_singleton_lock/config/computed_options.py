@@ -158,6 +158,6 @@ def _rates_of(place: Place, value: object) -> tuple[Rate, ...]:
         msg = f"{origin}: {error}"
         raise ConfigurationError(msg) from None
     if any(rate.is_computed for rate in rates):
-        msg = f"{origin}: {value!r} has a cost that is no number. Compute the cost, too."
+        msg = f"{origin}: {value!r} has a cost that is not a number. Compute the cost, too."
         raise ConfigurationError(msg)
     return rates

@@ -89,7 +89,7 @@ def one_named(name: str, locks: Sequence[Named]) -> Named:
     if len(found) == 1:
         return found[0]
     names = ", ".join(repr(lock.name) for lock in locks)
-    what = f"name={name!r}, which is no lock of this task" if name else "no name"
+    what = f"name={name!r}, which is not a lock of this task" if name else "no name"
     msg = f"charge() got {what}. Give name=, one of {names}."
     raise ConfigurationError(msg)
 

@@ -101,7 +101,7 @@ _NO_MORE_CLIENTS: Final = (
     "many connections (redis-cli needs one, too), then raise maxclients."
 )
 _BY_SENTENCE: Final = {
-    "cluster mode is not enabled": "it is no Cluster; write redis:// instead of redis+cluster://",
+    "cluster mode is not enabled": "it is not a Cluster; write redis:// instead of redis+cluster://",
 }
 """Text of errors without a code -> what to change."""
 

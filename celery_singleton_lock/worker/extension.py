@@ -256,7 +256,7 @@ class Extension:
         if start.given is not None and task.name not in self._clamped:
             self._clamped.add(task.name)
             logger.warning(
-                "The lock_priority of a call of %s is %r s: %g s count, the most that is possible. "
+                "The lock_priority of a call of %s is %r s: %g s count, the limit of a head start. "
                 "Further calls of the task are not logged.",
                 task.name,
                 start.given,

@@ -52,7 +52,7 @@ def _refuse_without_lock(seconds: float) -> None:
         return
     if not hasattr(task, "_lock_extension"):
         msg = (
-            f"RetryLater needs a LockedTask, and {task.name} is none. Declare it with "
+            f"RetryLater needs a LockedTask, and {task.name} is not one. Declare it with "
             f"base=LockedTask, or use self.retry(countdown={seconds!r})."
         )
         raise ConfigurationError(msg)

@@ -161,8 +161,8 @@ def warn_of_lacking(store: TaskQuorum, lacking: Mapping[int, BackendError]) -> N
     whys = [f"{store.operations.addresses[number]}: {error}" for number, error in lacking.items()]
     spare = len(store.nodes) - len(lacking) - store.votes.majority
     logger.warning(
-        "celery-singleton-lock: %d of the lock's %d servers %s out (%s). The others keep the "
-        "locks; with %s more out, nothing is granted.",
+        "celery-singleton-lock: %d of the lock's %d servers %s unavailable (%s). The others "
+        "keep the locks. With %s more unavailable, nothing is granted.",
         len(lacking),
         len(store.nodes),
         "is" if len(lacking) == 1 else "are",

@@ -159,9 +159,13 @@ def test_the_log_names_the_missing_servers_of_a_quorum(said, silent_ports, make_
     with closing(QuorumStore(urls, timeout=5.0)) as store, suppress(BackendError):
         store.admit()
     (told,) = said(backend=urls, on_conflict="requeue", backend_options=PATIENT)
-    assert told.startswith(f"celery-singleton-lock: 1 of the lock's 3 servers is out ({out}: The")
+    assert told.startswith(
+        f"celery-singleton-lock: 1 of the lock's 3 servers is unavailable ({out}: The"
+    )
     assert {"silent": "did not answer (ConnectionError: Conn", "refusing": "WRONGPASS"}[how] in told
-    assert told.endswith("The others keep the locks; with one more out, nothing is granted.")
+    assert told.endswith(
+        "The others keep the locks. With one more unavailable, nothing is granted."
+    )
     assert "secret" not in told
 
 

@@ -120,9 +120,9 @@ class CommandRunner:
         tries = self._queue.tries(command)
         if tries >= REPORTED_AFTER:
             logger.error(
-                "celery-singleton-lock: %s of the lock %r has failed %d times by a defect of "
-                "celery-singleton-lock. It is tried again once a minute, and no message is lost. "
-                "Please report the traceback above. If you restart this worker, the broker "
+                "celery-singleton-lock: %s of the lock %r has failed %d times because of a defect "
+                "of celery-singleton-lock. It is tried again once a minute, and no message is "
+                "lost. Please report the traceback above. If you restart this worker, the broker "
                 "redelivers its unacknowledged messages, and its other leases expire.",
                 type(command).__name__,
                 lock_of(command),

@@ -228,7 +228,7 @@ class DataLoss:
         more = len(check.lost) - NAMED
         logger.error(
             "celery-singleton-lock: the locks' Redis has lost data: %s. %d of the %d messages that "
-            "this worker has parked are lost. The broker has had their acknowledgements, so these "
+            "this worker has parked are lost. They were acknowledged to the broker, so these "
             "tasks do not run unless you send them again: %s%s. A task that has ended within %d s "
             "before the loss may be among them. `locks doctor` and `locks why` show them.%s",
             check.reason,

@@ -472,7 +472,7 @@ class Agent:
             )
         except BackendError as error:
             logger.warning(
-                "celery-singleton-lock: this worker could not say to Redis that it stops. Leases "
+                "celery-singleton-lock: this worker could not tell Redis that it stops. Leases "
                 "and grants that it has, if any, end by themselves: %s",
                 error,
             )

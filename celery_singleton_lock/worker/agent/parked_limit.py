@@ -197,8 +197,9 @@ class ParkedLimit:
             self._logged.add(queue)
             logger.warning(
                 "celery-singleton-lock: stopped consuming the queue %r: %s, %s bytes, are parked "
-                "in the locks' Redis, and %s. The parked ones go on as their locks become free. "
-                "So do other queues. Below %.0f %% of the limit the queue is consumed again.",
+                "in the locks' Redis, and %s. The parked messages run as their locks become free. "
+                "Other queues are consumed as before. Below %.0f %% of the limit the queue is "
+                "consumed again.",
                 queue,
                 number_of(parked.waiting, "message"),
                 f"{parked.size:,}",

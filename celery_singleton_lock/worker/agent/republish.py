@@ -102,8 +102,8 @@ class Republisher:
         def told(error: Exception | None) -> None:
             if error is None:
                 logger.info(
-                    "%s was sent to the broker: this worker stopped before it heard that Redis has "
-                    "stored the message. It is not lost.",
+                    "%s was sent to the broker: this worker stopped before Redis had confirmed "
+                    "that it has stored the message. It is not lost.",
                     request,
                 )
             else:

@@ -189,7 +189,7 @@ class Notifier:
             logger.warning(
                 "Task %s has %s, and was replaced before it had settled: what follows it is not "
                 "called. Leave lock_debounce out, or send the task outside of a canvas. This is "
-                "said once for each task.",
+                "logged once for each task.",
                 request,
                 {"chord": "a chord", "chain": "a chain behind it", "callbacks": "links"}[canvas],
             )

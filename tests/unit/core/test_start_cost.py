@@ -151,6 +151,6 @@ def test_a_charge_finds_its_lock_by_name():
     a, b = Named("a"), Named("b")
     assert one_named("b", (a, b)) is b
     assert one_named("", (a,)) is a
-    for name, told in (("", "got no name. Give name=, one of 'a', 'b'"), ("c", "no lock of this")):
+    for name, told in (("", "got no name. Give name=, one of 'a', 'b'"), ("c", "not a lock of")):
         with pytest.raises(ConfigurationError, match=told):
             one_named(name, (a, b))
