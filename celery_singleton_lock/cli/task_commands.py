@@ -256,7 +256,7 @@ def _locked_task(app: AppSide, name: str) -> Any:
 def _mode_now(target: Target, task: str, options: LockOptions) -> str:
     """Return the mode of a task, with the switches in Redis."""
     modes = Modes({task: options.mode})
-    modes.hear(target.store.switches())
+    modes.apply(target.store.switches())
     return modes.of(task)
 
 

@@ -76,7 +76,7 @@ class Modes:
         found = {**self._switches, **{task: mode for task, mode in ordered.items() if mode}}
         return {task: mode for task, mode in found.items() if ordered.get(task, mode) is not None}
 
-    def hear(self, switches: Mapping[str, str]) -> list[str]:
+    def apply(self, switches: Mapping[str, str]) -> list[str]:
         """Apply the switches in Redis.
 
         Args:

@@ -42,11 +42,12 @@ class Sent(NamedTuple):
     """What is known about a call besides its arguments.
 
     Args:
-        said: returns the queue of the call's message, and the headers that its sender has set.
+        queue_and_headers: returns the queue of the call's message, and the headers that its
+            sender has set.
         call: lock options of this call alone.
     """
 
-    said: Callable[[], tuple[str, Mapping[str, Any]]]
+    queue_and_headers: Callable[[], tuple[str, Mapping[str, Any]]]
     call: Mapping[str, Any] | None = None
 
 
@@ -83,7 +84,7 @@ class Namer:
         """
         arguments = self._signature.bind(args, kwargs or {})
         if self._reads_message:
-            queue, headers = sent.said() if sent else ("", {})
+            queue, headers = sent.queue_and_headers() if sent else ("", {})
             arguments = {**arguments, QUEUE: queue or None, HEADERS: headers}
         try:
             name = self._rule(arguments)
@@ -208,7 +209,7 @@ def compile_value(
     def compute(args: Sequence[Any], kwargs: Mapping[str, Any], sent: Sent | None) -> object:
         arguments = signature.bind(args, kwargs)
         if declared.reads_message:
-            queue, headers = sent.said() if sent else ("", {})
+            queue, headers = sent.queue_and_headers() if sent else ("", {})
             arguments = {**arguments, QUEUE: queue or None, HEADERS: headers}
         try:
             return rule(arguments)

@@ -134,7 +134,7 @@ class Nodes:
         except failures.TimeoutError:
             raise  # the time for an answer is used up
         except _CHANGED:
-            self.look_anew()
+            self.refresh_layout()
             if self._given:
                 raise
             if attempts is not None:
@@ -257,7 +257,7 @@ class Nodes:
         try:
             return _sent(self.cluster.get_redis_connection(asked.node), asked.commands)
         except FAILED as error:
-            self.look_anew()
+            self.refresh_layout()
             return [error]
 
     def _sorted(self, keys: Sequence[Any]) -> list[_Share]:
@@ -281,13 +281,13 @@ class Nodes:
         try:
             answers = _sent(self.cluster.get_redis_connection(node), commands)
         except failures.TimeoutError as error:
-            self.look_anew()
+            self.refresh_layout()
             return [error] * len(commands)
         except FAILED:  # an idle connection was closed, or there is a new master
-            self.look_anew()
+            self.refresh_layout()
             answers = self._once_more(commands)
         if any(isinstance(answer, failures.ReadOnlyError) for answer in answers):
-            self.look_anew()
+            self.refresh_layout()
         return [
             self._alone(command) if isinstance(answer, ELSEWHERE) else answer
             for command, answer in zip(commands, answers, strict=True)
@@ -325,7 +325,7 @@ class Nodes:
                 seen.add(master)
                 yield name
 
-    def look_anew(self) -> None:
+    def refresh_layout(self) -> None:
         """Ask for the layout of the Cluster; if no node answers, the next command asks again."""
         if self._made is not None:
             _look_up_apart(self._made)

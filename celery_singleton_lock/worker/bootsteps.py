@@ -109,7 +109,7 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is 
         if self.runtime is None:
             return
         # acknowledges the tasks that have their locks, while there is a connection
-        self.runtime.loop_channel.hear()
+        self.runtime.loop_channel.handle_notices()
         self.runtime.loop_channel.hurry()  # sends their delayed events
         self.runtime.loop_channel.detach()
         closing = consumer.controller.blueprint.state in (bootsteps.CLOSE, bootsteps.TERMINATE)

@@ -497,11 +497,11 @@ class Extension:
     def _alone(self, run: Run, options: LockOptions) -> Callable[[], tuple[str, LockOptions]]:
         """Return a function that returns the lock name of a run, and the options of its call."""
 
-        def said() -> tuple[str, Mapping[str, Any]]:
+        def queue_and_headers() -> tuple[str, Mapping[str, Any]]:
             info = run.request.get("delivery_info") or {}
             return str(info.get("routing_key") or ""), run.context().headers or {}
 
-        sent = Sent(said, current_call())
+        sent = Sent(queue_and_headers, current_call())
 
         def named() -> tuple[str, LockOptions]:
             name = self.name_of(run.task, run.args, run.kwargs, sent)

@@ -53,7 +53,7 @@ MOST_OF_NOTICE: Final = 4000
 _LOSS: Final = "!"
 """First character of a notice of a loss; no token begins with it."""
 
-_UNHEARD: Final = "?"
+_NOT_ANSWERED: Final = "?"
 """First character of a notice of a release that Redis did not answer; no token begins with it."""
 
 _NEXT: Final = "~"
@@ -62,7 +62,7 @@ _NEXT: Final = "~"
 _CLOSED: Final = "#"
 """First character of a notice that a task has closed a lock for a time; see above."""
 
-MARKS: Final = _LOSS + _UNHEARD + _NEXT + _CLOSED
+MARKS: Final = _LOSS + _NOT_ANSWERED + _NEXT + _CLOSED
 """A line that begins with one of these is a notice; any other is a token."""
 
 
@@ -197,15 +197,15 @@ def notice_of_end(header: LockHeader, ending: Ending, kept: Reservation | None =
     """
     reserved = (kept.attempt, kept.seconds, kept.since) if kept else ("", 0.0, 0.0)
     told = [*header[: LockHeader._fields.index("copy") + 1], ending, *reserved]
-    notice = _UNHEARD + json.dumps(told)
+    notice = _NOT_ANSWERED + json.dumps(told)
     return notice if len(notice.encode()) <= MOST_OF_NOTICE else ""
 
 
 def end_in(notice: str) -> tuple[LockHeader, Ending, Reservation | None] | None:
     """Return header, ending and reservation in a notice of a release; None for any other notice."""
-    if not notice.startswith(_UNHEARD):
+    if not notice.startswith(_NOT_ANSWERED):
         return None
-    *header, ending, attempt, seconds, since = json.loads(notice.removeprefix(_UNHEARD))
+    *header, ending, attempt, seconds, since = json.loads(notice.removeprefix(_NOT_ANSWERED))
     kept = Reservation(attempt, seconds, since) if seconds else None
     return LockHeader(*header), Ending(ending), kept
 

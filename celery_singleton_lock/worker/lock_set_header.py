@@ -83,7 +83,7 @@ def begun_again(header: LockHeader, lock_set: LockSet, *, frees: tuple[Part, ...
         lock_set: the lock set in the message.
         frees: locks of this delivery to release, since it may still hold them.
     """
-    parts = tuple(_anew(part) for part in lock_set.parts)
+    parts = tuple(_with_new_token(part) for part in lock_set.parts)
     left = Part(header.name, header.token)
     return header._replace(
         name=parts[0].name,
@@ -96,7 +96,7 @@ def begun_again(header: LockHeader, lock_set: LockSet, *, frees: tuple[Part, ...
     )
 
 
-def _anew(part: Part) -> Part:
+def _with_new_token(part: Part) -> Part:
     return part._replace(token=new_token(), fence=0)
 
 
@@ -120,7 +120,7 @@ def at_first_lock(header: LockHeader) -> LockHeader:
     if lock_set is None:
         return header
     first, *others = lock_set.parts
-    parts = (first, *map(_anew, others))
+    parts = (first, *map(_with_new_token, others))
     left = lock_set.here if lock_set.at else None
     frees = tuple(part for part in others if part != left)
     again = LockSet(parts, place=lock_set.place, left=left, frees=frees)

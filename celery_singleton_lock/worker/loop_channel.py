@@ -208,12 +208,12 @@ class LoopChannel:
         """Make the calls that have arrived. Runs in the main loop. Never raises."""
         self._waiting_since = None  # a call posted from now on writes to the pipe again
         self._read(self._reader)
-        self.hear()  # notices first: a call may concern the end of the same task
+        self.handle_notices()  # notices first: a call may concern the end of the same task
         while self._calls:
             call, args = self._calls.popleft()
             guarded(call, *args)
 
-    def hear(self) -> bool:
+    def handle_notices(self) -> bool:
         """Handle the notices that have arrived, and make the delayed calls that are due.
 
         Runs in the main loop.
@@ -245,7 +245,7 @@ class LoopChannel:
             return
         if self._listens:
             self._hush()
-        if self.hear():
+        if self.handle_notices():
             self._hub.call_later(NOTICE_POLL, self._look, loop)
         else:
             self._listen()

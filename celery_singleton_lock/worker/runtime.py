@@ -132,7 +132,7 @@ class Runtime:
             after=self._after,
             terminate=self._terminate,
         )
-        self.watchdog.on_preempted = self.preemption.told
+        self.watchdog.on_preempted = self.preemption.end_task
         self.queue_stops: QueueStops = QueueStops(consumer, self.loop_channel.post)
         self.agent: Agent = Agent(
             store,
@@ -147,7 +147,7 @@ class Runtime:
             post=self.loop_channel.post,
             reap=self.reap,
             abort=self.abort,
-            preempt=self.preemption.told,
+            preempt=self.preemption.end_task,
             publisher=Publisher(extension.app.connection_for_write),
             watchdog=self.watchdog,
             partial_lock_sets=self._partial_lock_sets,

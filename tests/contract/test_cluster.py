@@ -226,7 +226,7 @@ def test_a_look_up_of_the_layout_closes_no_connection_that_another_thread_uses(
         eventually(lambda: len(waiting()) == len(keys))
         before = waiting()
         for _ in keys:
-            store.nodes.look_anew()
+            store.nodes.refresh_layout()
         after = waiting()
         for key in keys:
             cluster_client.rpush(key, "done")

@@ -146,8 +146,10 @@ class AsyncClusterStore:
 
         An answer may be an error.
         """
-        rooms: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
-        asked = [self._at_known(rooms, command) for command in commands]
+        semaphores: defaultdict[str, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(AT_ONCE)
+        )
+        asked = [self._at_known(semaphores, command) for command in commands]
         within = [_within(each, patience) for each in asked]
         answers = await asyncio.gather(*within, return_exceptions=True)
         for answer in answers:
@@ -158,7 +160,7 @@ class AsyncClusterStore:
                 await _within(self.client.nodes_manager.initialize(), patience / 2)
         return list(answers)
 
-    async def _at_known(self, rooms: Mapping[str, asyncio.Semaphore], command: Command) -> Any:
+    async def _at_known(self, semaphores: Mapping[str, asyncio.Semaphore], command: Command) -> Any:
         """Send a command to the master that has its keys in the known layout.
 
         After a time-out of any master, redis-py's client would first ask for the layout, perhaps
@@ -168,7 +170,7 @@ class AsyncClusterStore:
             node = self.client.get_node_from_key(key_of(command.words))
         except FAILED:  # the layout is not known yet
             return await self._command(command)
-        async with rooms[node.name]:
+        async with semaphores[node.name]:
             with suppress(*ELSEWHERE, failures.ConnectionError), as_redis_errors():
                 return await node.execute_command(*command.words, **command.options)
             return await self._command(command)  # the slot has moved, or the connection was closed

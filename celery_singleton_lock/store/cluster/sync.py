@@ -130,7 +130,7 @@ class ClusterStore(RedisStore):
     def reconnect(self) -> None:
         """Ask for the layout again, since a server is no longer a master."""
         for nodes in (self.nodes, *self._blocking_nodes.values()):
-            nodes.look_anew()
+            nodes.refresh_layout()
 
     def hang_up(self) -> None:
         """Close the client as well, if it was made for this store alone."""

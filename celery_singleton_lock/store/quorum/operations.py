@@ -160,11 +160,11 @@ class QuorumOperations:
         Raises:
             BackendUnreachable: too few answered to tell.
         """
-        heard = [answer for answer in answers.values() if isinstance(answer, bool)]
-        had = sum(heard)
-        if len(heard) < self.votes.majority:
+        arrived = [answer for answer in answers.values() if isinstance(answer, bool)]
+        had = sum(arrived)
+        if len(arrived) < self.votes.majority:
             raise self._availability.too_few(answers)
-        owned = had > 0 and had + self.votes.count - len(heard) >= self.votes.majority
+        owned = had > 0 and had + self.votes.count - len(arrived) >= self.votes.majority
         return Reply(Verdict.RELEASED if owned else Verdict.ABSENT)
 
     def extend(self, leases: Iterable[tuple[str, str, float]]) -> Steps[Sequence[Renewal]]:

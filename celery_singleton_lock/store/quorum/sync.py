@@ -146,16 +146,16 @@ class QuorumStore:
 
     def _each(self, request: Each) -> dict[int, Any]:
         """Ask servers at once, until the answers suffice or the time-out has passed."""
-        heard: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+        arrived: SimpleQueue[tuple[int, Any]] = SimpleQueue()
         until = self.clock.monotonic() + self.votes.timeout
         last = self.clock.monotonic() + self.votes.timeout * STALE
         for server, call in request.calls.items():
-            ask = functools.partial(self._ask, server, call, heard, last)
+            ask = functools.partial(self._ask, server, call, arrived, last)
             self._threads.submit(server, request.about, ask)
         answers: dict[int, Any] = {}
         while len(answers) < len(request.calls) and not request.enough(answers):
             try:
-                server, answer = heard.get(timeout=max(0.0, until - self.clock.monotonic()))
+                server, answer = arrived.get(timeout=max(0.0, until - self.clock.monotonic()))
             except Empty:
                 break
             answers[server] = answer
@@ -165,18 +165,18 @@ class QuorumStore:
         self,
         server: int,
         call: Callable[[Any], Any],
-        heard: SimpleQueue[tuple[int, Any]],
+        arrived: SimpleQueue[tuple[int, Any]],
         last: float,
     ) -> None:
         """Ask one server, in one of its threads. The sockets have a time-out."""
         if self.clock.monotonic() > last:
             return
         try:
-            heard.put((server, call(self.nodes[server])))
+            arrived.put((server, call(self.nodes[server])))
         except BackendError as error:
-            heard.put((server, error))
+            arrived.put((server, error))
         except Exception as error:  # noqa: BLE001  # an error of one server must not affect the others
-            heard.put((server, BackendUnreachable(f"{type(error).__name__}: {error}")))
+            arrived.put((server, BackendUnreachable(f"{type(error).__name__}: {error}")))
 
     def close(self) -> None:
         """Close the connections that this store opened, after the current requests."""

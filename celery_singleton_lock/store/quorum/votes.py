@@ -162,7 +162,7 @@ class Votes:
             for server in list(self._ahead)
         }
         answers: Answers = yield Each(calls, self._won, token)
-        for server, vote in _heard(answers):
+        for server, vote in _arrived(answers):
             self._set_clock(server, asked, vote.now)
         return answers
 
@@ -184,26 +184,26 @@ class Votes:
 
     def _refused(self, votes_given: Answers) -> NotElected:
         """Return why there was no majority."""
-        heard = [vote for _, vote in _heard(votes_given)]
-        fresh = sorted(vote.left for vote in heard if vote.verdict == "new")
-        busy = [vote.left for vote in heard if vote.verdict == "busy"]
-        if len(heard) < self.majority:
+        arrived = [vote for _, vote in _arrived(votes_given)]
+        fresh = sorted(vote.left for vote in arrived if vote.verdict == "new")
+        busy = [vote.left for vote in arrived if vote.verdict == "busy"]
+        if len(arrived) < self.majority:
             return self.too_few(votes_given)
-        lacking = self.majority - (len(heard) - len(fresh))
+        lacking = self.majority - (len(arrived) - len(fresh))
         if lacking > 0:
-            return NotElected("new", len(heard), fresh[lacking - 1])
-        return NotElected("busy", len(heard), min(busy, default=0.0))
+            return NotElected("new", len(arrived), fresh[lacking - 1])
+        return NotElected("busy", len(arrived), min(busy, default=0.0))
 
     def too_few(self, answers: Answers) -> NotElected:
         """Return why fewer than a majority voted: too many servers are silent, or refuse."""
         errors = {n: each for n, each in answers.items() if isinstance(each, BackendError)}
         refusals = {n: each for n, each in errors.items() if isinstance(each, BackendRefused)}
-        heard = {server for server, _ in _heard(answers)}
-        lacking = [server for server in range(self.count) if server not in heard]
+        arrived = {server for server, _ in _arrived(answers)}
+        lacking = [server for server in range(self.count) if server not in arrived]
         reason = "refused" if len(refusals) > self.count - self.majority else "silent"
         first = next(iter((refusals or errors).values()), None)
         return NotElected(
-            reason, len(heard), error=first, lacking=lacking, refusing=sorted(refusals)
+            reason, len(arrived), error=first, lacking=lacking, refusing=sorted(refusals)
         )
 
     # -- withdrawal and renewal -------------------------------------------------------------------
@@ -250,11 +250,11 @@ class Votes:
         asked = [(name, token, self.kept(seconds)) for name, token, seconds in leases]
         calls = dict.fromkeys(range(self.count), lambda node: node.renew_votes(asked))
         answers: Answers = yield Each(calls, wait_for_all)
-        heard = dict(_heard(answers))
+        arrived = dict(_arrived(answers))
         held: list[bool | None] = []
         absent: dict[int, list[tuple[str, str, float, int]]] = {}
         for index, lease in enumerate(leases):
-            says = {server: votes[index] for server, votes in heard.items()}
+            says = {server: votes[index] for server, votes in arrived.items()}
             held.append(self._still(says))
             if held[-1]:
                 number = max(number for kept, number in says.values() if kept)
@@ -326,7 +326,7 @@ class Votes:
         return {server: error for server, error in answers.items() if server not in known}
 
     def _states(self, asked: float, answers: Answers) -> dict[int, ServerState]:
-        found: dict[int, ServerState] = dict(_heard(answers))
+        found: dict[int, ServerState] = dict(_arrived(answers))
         for server, state in found.items():
             self._set_clock(server, asked, state.now)
             self._runs[server] = state.run
@@ -363,13 +363,13 @@ class Votes:
         return self._clock.monotonic() + ahead + self._doubt(server) + self.timeout
 
 
-def _heard(answers: Mapping[int, Any]) -> Iterable[tuple[int, Any]]:
+def _arrived(answers: Mapping[int, Any]) -> Iterable[tuple[int, Any]]:
     """Return the servers that answered, with their answers."""
     return [(n, answer) for n, answer in answers.items() if not isinstance(answer, BackendError)]
 
 
 def _yes(votes_given: Answers) -> list[VoteReply]:
-    return [vote for _, vote in _heard(votes_given) if vote.verdict == "yes"]
+    return [vote for _, vote in _arrived(votes_given) if vote.verdict == "yes"]
 
 
 def _vote(bid: Bid, node: Any) -> Any:

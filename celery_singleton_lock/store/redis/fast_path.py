@@ -29,7 +29,7 @@ _CHUNK: Final = 65536
 _BULK, _ERROR, _LIST = b"$-*"
 _NEITHER: Final = "the answer is neither a bulk string nor an error"
 
-Heard = Callable[[bytes | Exception], None]
+OnReply = Callable[[bytes | Exception], None]
 """Called later with a reply that the sender did not wait for, or with an error."""
 
 
@@ -41,28 +41,28 @@ class FastConnection:
         sent_at: monotonic time at which the unread reply was asked for.
     """
 
-    __slots__ = ("_heard", "connection", "sent_at")
+    __slots__ = ("_on_reply", "connection", "sent_at")
 
     def __init__(self, connection: Any) -> None:
         self.connection: Any = connection
         self.sent_at: float = 0.0
-        self._heard: Heard | None = None
+        self._on_reply: OnReply | None = None
 
     @property
     def has_unread_reply(self) -> bool:
         """Whether a reply was not read yet."""
-        return self._heard is not None
+        return self._on_reply is not None
 
-    def expect_reply(self, heard: Heard, sent_at: float) -> None:
+    def expect_reply(self, on_reply: OnReply, sent_at: float) -> None:
         """Record that a reply is unread, and which function gets it."""
-        self._heard, self.sent_at = heard, sent_at
+        self._on_reply, self.sent_at = on_reply, sent_at
 
     def deliver_reply(self, reply: bytes | Exception) -> None:
         """Pass the unread reply on, or why there is none. Has no effect if none is unread."""
-        heard = self._heard
-        if heard is not None:
-            heard(reply)
-            self._heard = None  # last: if this was interrupted, it is repeated
+        on_reply = self._on_reply
+        if on_reply is not None:
+            on_reply(reply)
+            self._on_reply = None  # last: if this was interrupted, it is repeated
 
     def __del__(self) -> None:
         """Report that the reply is never read: a call was interrupted, and this object is lost."""
@@ -121,26 +121,26 @@ class FastPath:
             )
             return answer
 
-    def send(self, command: bytes, heard: Heard, sent_at: float) -> None:
+    def send(self, command: bytes, on_reply: OnReply, sent_at: float) -> None:
         """Send an encoded command, and do not wait for its reply.
 
         The next call on the same connection reads the reply, or :meth:`read_unread_replies`.
 
         Args:
             command: what to send.
-            heard: called with the reply, or with the error that Redis replied or for which the
+            on_reply: called with the reply, or with the error that Redis replied or for which the
                 reply was not read; again, with an error, if that was interrupted. It must neither
                 wait nor raise.
             sent_at: monotonic time now.
 
         Raises:
-            redis.RedisError: it could not be sent. ``heard`` is not called.
+            redis.RedisError: it could not be sent. ``on_reply`` is not called.
         """
         conn = self._take()
         try:
             _read_unread_reply(conn)
             _send(conn.connection, command)
-            conn.expect_reply(heard, sent_at)
+            conn.expect_reply(on_reply, sent_at)
         except BaseException:
             self._close(conn)
             raise
@@ -188,7 +188,7 @@ class FastPath:
     def _read_and_put_back(self, conn: FastConnection) -> None:
         try:
             _read_unread_reply(conn)
-        except redis.RedisError:  # heard() has the error
+        except redis.RedisError:  # on_reply() has the error
             self._close(conn)
         except BaseException:
             self._close(conn)

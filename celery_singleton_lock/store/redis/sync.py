@@ -32,7 +32,7 @@ from celery_singleton_lock.store.redis.counted import (
     send_counted,
     send_counted_alone,
 )
-from celery_singleton_lock.store.redis.fast_path import FastPath, Heard, is_plain, packed
+from celery_singleton_lock.store.redis.fast_path import FastPath, OnReply, is_plain, packed
 from celery_singleton_lock.store.requests import (
     NO_REPLICAS,
     Attempts,
@@ -166,7 +166,7 @@ class RedisStore:
         return self._fast_path is not None and self._fast_path.defers
 
     def send_release(
-        self, name: str, token: str, worker: str, done_for: float, heard: Heard
+        self, name: str, token: str, worker: str, done_for: float, on_reply: OnReply
     ) -> bool:
         """Release the lock of a task that has ended, and do not wait for the reply.
 
@@ -175,14 +175,14 @@ class RedisStore:
             token: of its holder.
             worker: id of the worker to which the lock may be granted next.
             done_for: seconds for which the end is remembered if the message has copies.
-            heard: called once with the reply, which :func:`replies.reply` reads, or with the error
-                of redis-py. It must neither wait nor raise.
+            on_reply: called once with the reply, which :func:`replies.reply` reads, or with the
+                error of redis-py. It must neither wait nor raise.
 
         Returns:
             False if the connection does not allow that. Nothing is sent then.
 
         Raises:
-            BackendUnreachable: it could not be sent. ``heard`` is not called.
+            BackendUnreachable: it could not be sent. ``on_reply`` is not called.
             BackendRefused: likewise.
         """
         if self._fast_path is None or not self.defers:
@@ -192,7 +192,7 @@ class RedisStore:
         )
         command = packed(split.script, self.keyspace.prefix, split.name, split.own, split.usual)
         try:
-            self._fast_path.send(command, heard, self.clock.monotonic())
+            self._fast_path.send(command, on_reply, self.clock.monotonic())
         except (failures.RedisError, OSError) as error:
             raise explain(error) from error
         return True

@@ -43,9 +43,9 @@ class ModeSwitches:
         self._changed(self._modes.order(task, mode))
         self._queue.put(SwitchMode(task, mode))
 
-    def hear(self, switches: Mapping[str, str]) -> None:
+    def apply(self, switches: Mapping[str, str]) -> None:
         """Apply the modes that other workers have switched, given as task -> mode."""
-        self._changed(self._modes.hear(switches))
+        self._changed(self._modes.apply(switches))
 
     def carry_out(self, command: SwitchMode) -> None:
         """Switch a mode in all workers, unless a later switch of the same task was ordered here.

@@ -126,7 +126,7 @@ class Heartbeat:
             self._next_whole = now + WHOLE
         self._told, self._about = told, about
         self._next_idle = now + interval - 1  # one tick before it expires
-        self._mode_switches.hear(switches)
+        self._mode_switches.apply(switches)
 
     def interval(self) -> float:
         """Return the seconds between two heartbeats; they grow with the fleet."""

@@ -234,10 +234,10 @@ class HeaderFactory:
         return own
 
     def _sent(self, request: LockedRequest) -> Sent:
-        def said() -> tuple[str, Mapping[str, Any]]:
+        def queue_and_headers() -> tuple[str, Mapping[str, Any]]:
             return self.queue_of(request), Context(request.request_dict).headers or {}
 
-        return Sent(said, request.call)
+        return Sent(queue_and_headers, request.call)
 
     def _flow_again(self, request: LockedRequest) -> str:
         """Return the flow options of a message that was parked; it need not be parked again."""

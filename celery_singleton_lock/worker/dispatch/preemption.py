@@ -76,7 +76,7 @@ class Preemption:
         self._after = after
         self._terminate = terminate
 
-    def told(self, token: str, by: str) -> None:
+    def end_task(self, token: str, by: str) -> None:
         """End the task with this token. Safe from any thread; repeated calls do nothing.
 
         A task in a thread, a greenlet or the main process reads ``self.lock.preempted``: this is

@@ -214,7 +214,7 @@ class EagerTracer:
     def _named(self, task: Any, request: Any) -> tuple[str, LockOptions]:
         options = self._rules(task)
         arguments = as_sent(task, request.args or (), request.kwargs or {})
-        sent = Sent(partial(_said, request), current_call())
+        sent = Sent(partial(_queue_and_headers, request), current_call())
         try:
             name = self._name_of(task, *arguments, sent)
             return name, self._computed(task, *arguments, sent, options)
@@ -285,7 +285,7 @@ def as_sent(task: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     return dump(args, kwargs) if dump is not None else (args, kwargs)
 
 
-def _said(request: Any) -> tuple[str, Mapping[str, Any]]:
+def _queue_and_headers(request: Any) -> tuple[str, Mapping[str, Any]]:
     """Return the queue to which a call was sent, or an empty text, and its headers."""
     return (request.delivery_info or {}).get("routing_key") or "", request.headers or {}
 

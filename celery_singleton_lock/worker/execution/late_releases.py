@@ -90,8 +90,10 @@ class LateReleases:
         store = self._store()
         if not (isinstance(store, RedisStore) and store.defers and self._has_thread()):
             return False
-        heard = partial(self._heard, header, expired, store.clock.monotonic())
-        sent = store.send_release(header.name, header.token, header.worker, self._done_for, heard)
+        on_reply = partial(self._on_reply, header, expired, store.clock.monotonic())
+        sent = store.send_release(
+            header.name, header.token, header.worker, self._done_for, on_reply
+        )
         if sent and self._wakes.empty():
             self._wakes.put(None)
         return sent
@@ -128,7 +130,7 @@ class LateReleases:
             self._wakes.put(None)
             self.thread.join(LAST)
 
-    def _heard(
+    def _on_reply(
         self, header: LockHeader, expired: bool, sent_at: float, answer: bytes | Exception
     ) -> None:
         """Pass a reply on if it contains more than the release. Runs where the reply was read."""

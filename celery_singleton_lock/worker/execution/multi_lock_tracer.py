@@ -337,8 +337,8 @@ class TaskLocks(TaskLock):
         asked = self._store.clock.monotonic()
         answers = self._store.extend([(lock.name, lock.token, self._lease) for lock in self.locks])
         for lock, held in zip(self.locks, answers, strict=True):
-            lock.heard(asked, held=bool(held))
-        self.heard(asked, held=all(answers))
+            lock.note_renewal(asked, held=bool(held))
+        self.note_renewal(asked, held=all(answers))
         return all(answers)
 
 

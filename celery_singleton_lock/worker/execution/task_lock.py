@@ -254,10 +254,10 @@ class TaskLock:
         renewal = self._store.extend([(self.name, self.token, self._lease)])[0]
         if isinstance(renewal, Preempted):
             self._preempted = renewal
-        self.heard(asked, held=bool(renewal))
+        self.note_renewal(asked, held=bool(renewal))
         return bool(renewal)
 
-    def heard(self, asked: float, *, held: bool) -> None:
+    def note_renewal(self, asked: float, *, held: bool) -> None:
         """Note the reply to a renewal that was sent at ``asked``."""
         self._asked_at, self._lost = asked, not held
         if held:

@@ -21,7 +21,7 @@ def test_without_a_switch_a_task_has_the_mode_that_it_declares(declared):
 def test_the_switch_of_a_task_replaces_what_it_declares(declared, switch):
     """Also towards enforce: so a task is taken from observing to its lock without a deployment."""
     modes = Modes({"settle": declared, "other": declared})
-    changed = modes.hear({"settle": switch})
+    changed = modes.apply({"settle": switch})
     assert (modes.of("settle"), modes.of("other")) == (switch, declared)
     assert changed == ([] if switch == declared else ["settle"])
 
@@ -32,21 +32,21 @@ def test_the_switch_of_a_task_replaces_what_it_declares(declared, switch):
 def test_the_switch_for_all_only_relaxes(declared, own, switch):
     """Whatever else is switched, ``off`` for all is off, and ``enforce`` for all asks nothing."""
     modes = Modes({"settle": declared})
-    modes.hear({ALL: switch, **({"settle": own} if own else {})})
+    modes.apply({ALL: switch, **({"settle": own} if own else {})})
     assert modes.of("settle") == laxer(own or declared, switch)
 
 
 def test_a_switch_that_is_taken_away_leaves_what_is_declared():
     modes = Modes({"settle": OBSERVE})
-    modes.hear({ALL: OFF})
-    assert modes.hear({}) == ["settle"]
+    modes.apply({ALL: OFF})
+    assert modes.apply({}) == ["settle"]
     assert modes.of("settle") == OBSERVE
 
 
 def test_what_is_no_mode_is_left_out():
     """Another version may have written it; an unknown word does not unlock a task."""
     modes = Modes({"settle": ENFORCE})
-    assert modes.hear({ALL: "paused", "settle": ""}) == []
+    assert modes.apply({ALL: "paused", "settle": ""}) == []
     assert modes.switches() == {}
 
 
@@ -54,18 +54,18 @@ def test_an_order_counts_until_the_switch_in_redis_has_it():
     """The beat may bring an older switch meanwhile, or none."""
     modes = Modes({"settle": ENFORCE})
     assert modes.order(ALL, OFF) == ["settle"]
-    assert modes.hear({}) == []
+    assert modes.apply({}) == []
     assert modes.of("settle") == OFF
     modes.end_order(ALL, OFF)
     assert (modes.of("settle"), modes.switches()) == (OFF, {ALL: OFF})
-    assert modes.hear({}) == ["settle"]
+    assert modes.apply({}) == ["settle"]
 
 
 def test_an_order_can_take_a_switch_away():
     modes = Modes({"settle": ENFORCE})
-    modes.hear({ALL: OFF})
+    modes.apply({ALL: OFF})
     assert modes.order(ALL, None) == ["settle"]
-    assert modes.hear({ALL: OFF}) == []
+    assert modes.apply({ALL: OFF}) == []
     assert modes.of("settle") == ENFORCE
     modes.end_order(ALL, None)
     assert (modes.of("settle"), modes.switches()) == (ENFORCE, {})

@@ -157,10 +157,10 @@ def test_a_process_that_inherited_nothing_announces_by_name(
     """A spawned child knows the pipe by its name alone; the name goes with the worker."""
     path = loop_channel.publish()
     announce_from_outside(path)
-    loop_channel.hear()
+    loop_channel.handle_notices()
     assert loop_channel.heard == ["token"]
     loop_channel.announce("from here")
-    loop_channel.hear()
+    loop_channel.handle_notices()
     assert loop_channel.heard == ["token", "from here"]
     loop_channel.close()
     assert list(temporary.iterdir()) == []
@@ -206,7 +206,7 @@ def test_what_a_killed_process_has_left_is_cleared_away_by_the_next(
     another = other.publish()
     assert [Path(name).exists() for name in (left, path, another)] == [False, True, True]
     announce_from_outside(path)
-    loop_channel.hear()
+    loop_channel.handle_notices()
     assert loop_channel.heard == ["token"]
     loop_channel.close()
     other.close()
@@ -258,12 +258,12 @@ def test_a_later_call_is_made_half_a_second_later_in_its_turn(loop_channel, monk
     monkeypatch.setattr("celery_singleton_lock.worker.loop_channel._clock", clock)
     for n in range(3):
         loop_channel.later(partial(told.append, n))
-    loop_channel.hear()
+    loop_channel.handle_notices()
     clock.now += 0.4
-    loop_channel.hear()
+    loop_channel.handle_notices()
     assert told == []
     clock.now += 0.2
-    eventually(lambda: not loop_channel.hear(), 5, "they are made")
+    eventually(lambda: not loop_channel.handle_notices(), 5, "they are made")
     assert told == [0, 1, 2]
     loop_channel.later(partial(told.append, 3))
     loop_channel.hurry()

@@ -44,7 +44,7 @@ class Scene:
         )
 
     def tell(self):
-        self.preemption.told("t.0", "newer/0/0")
+        self.preemption.end_task("t.0", "newer/0/0")
 
     def end_grace(self):
         """Make the call that is due at the end of the grace."""
@@ -104,7 +104,7 @@ def test_a_task_that_has_ended_is_not_interrupted_again():
 
 def test_a_task_that_is_not_here_is_not_told():
     scene = Scene()
-    scene.preemption.told("other.0", "newer/0/0")
+    scene.preemption.end_task("other.0", "newer/0/0")
     assert (scene.told, scene.preemption.preempted) == ([], 0)
 
 
