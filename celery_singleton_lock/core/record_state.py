@@ -74,7 +74,7 @@ RECORD_MOVES: Final[Mapping[RecordState | None, Mapping[RecordState | None, str]
         RecordState.GRANTED: "a permit is free, it is first, a worker consumes its queue",
         RecordState.ADRIFT: "it is first, no live worker takes it",
         RecordState.OVERDUE: "lock_wait_timeout",
-        RecordState.REPLACED: "a later message takes its room, or preempts",
+        RecordState.REPLACED: "a later message replaces it, or preempts",
         RecordState.REVOKED: "its task is revoked",
         RecordState.TOO_COSTLY: "it is first, and costs more than the rate in force",
         RecordState.ABOVE_RATE: 'it is first, above the rate, with lock_on_rate="skip" or "fail"',

@@ -166,14 +166,14 @@ STAGE_MOVES: Final[Mapping[Stage, Mapping[Stage, str]]] = {
     Stage.PARKING: {
         Stage.PARKED: "Redis has it",
         Stage.SUSPENDED: "Redis refuses its lock",
-        Stage.DISPATCHED: "there is no room, and it fails in a slot",
+        Stage.DISPATCHED: "the queue is full, and it fails in a slot",
         Stage.PUBLISHED: "the worker ends, and Redis may not have it",
         Stage.ENDED: "another copy has ended",
     },
     Stage.PUBLISHED: {
         Stage.PARKED: "Redis has it, too",
         Stage.SUSPENDED: "Redis refuses its lock",
-        Stage.DISPATCHED: "there is no room, and it fails in a slot",
+        Stage.DISPATCHED: "the queue is full, and it fails in a slot",
         Stage.ENDED: "another copy has ended",
     },
     Stage.PARKED: {},

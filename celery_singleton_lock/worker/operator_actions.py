@@ -97,7 +97,7 @@ class OperatorActions:
         """Send one event ``lock-admin`` for each lock. The audit entries are already in Redis.
 
         If there are more than twenty locks, only the first twenty are named, as in the audit. A
-        broker that is away is asked once.
+        broker that does not answer is asked once.
 
         Args:
             by: the operator.

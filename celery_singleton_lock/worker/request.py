@@ -118,7 +118,7 @@ class DispatcherCallbacks(Protocol):
         """Handle a task that was not run, since it did not get its lock.
 
         Returns:
-            False if Celery shall acknowledge its message.
+            False if Celery is to acknowledge its message.
         """
         ...
 

@@ -201,7 +201,7 @@ class GrantInbox:
             guarded(self._dispatch, delivery)
 
     def offer_arrived(self) -> None:
-        """Offer the grants that have arrived to other workers, if the main loop stands still.
+        """Offer the grants that have arrived to other workers, if the main loop makes no calls.
 
         Raises:
             BackendError: Redis did not answer. The leases expire, and Redis grants again.
