@@ -199,7 +199,7 @@ def test_a_duplicate_ends_if_the_process_of_the_first_task_is_killed(app, client
 
 @pytest.mark.parametrize("pool", ["prefork"], indirect=True)
 def test_a_duplicate_of_a_killed_task_calls_its_error_callbacks_once(app, client, worker):
-    """The worker must not take the error of the first task for the end of the duplicate's process."""
+    """The worker does not take the error of the first task for the end of the pool process."""
     start(app, client)
     second = app.tasks["report"].apply_async(
         ("may", "second"), link_error=app.signature("after_error")

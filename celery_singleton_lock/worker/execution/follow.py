@@ -56,7 +56,7 @@ def check_results(task: Any, options: LockOptions) -> None:
         Place("lock_on_duplicate", task.name).refuse("follow", f'{told}, or use "existing"')
 
 
-class FirstFailed(Exception):  # noqa: N818  # logs and monitors show it as the error itself
+class FirstFailed(Exception):  # logs and monitors show it as the error itself
     """Stands for the error of the first task in the report to the worker's main process.
 
     Celery takes some errors for the end of the process that reports them, such as WorkerLostError.
