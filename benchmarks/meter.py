@@ -35,6 +35,11 @@ def command_counts(client: redis.Redis) -> dict[str, int]:
     return {name.removeprefix("cmdstat_"): entry["calls"] for name, entry in stats.items()}
 
 
+def commands(client: redis.Redis) -> int:
+    """Return the number of all commands so far, including those inside scripts."""
+    return int(client.info("stats")["total_commands_processed"])
+
+
 def script_cost(client: redis.Redis) -> tuple[int, int]:
     """Return the calls of scripts so far, and their microseconds in the server."""
     entry = client.info("commandstats").get("cmdstat_evalsha", {"calls": 0, "usec": 0})

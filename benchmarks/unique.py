@@ -2,13 +2,18 @@
 
 In one process, with a Redis for broker and locks: each round sends as many calls with each library,
 the libraries interleaved. ``sent`` calls have all other arguments; ``refused`` ones are like one
-that was sent before. Then 50 threads send the same call at once: how many messages the broker has.
+that was sent before. Then 50 threads send the same call at once: how many messages the broker has;
+and again while a process that sends it, too, is killed at any moment. Last, a worker ends
+duplicates that follow a call, and calls of which the newest is to run (``benchmarks.bursts``).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import random
+import signal
 import statistics
 import sys
 import threading
@@ -21,13 +26,21 @@ from celery import Celery
 from celery_once import AlreadyQueued, QueueOnce
 from celery_singleton import Singleton
 
-from benchmarks import report
+from benchmarks import bursts, report
+from benchmarks.meter import commands
 from celery_singleton_lock import LockedTask
 from celery_singleton_lock.demo.redis_server import RedisServer
 
-CALLS, ROUNDS, SENDERS = 500, 7, 50
+CALLS, ROUNDS, SENDERS, DEATHS = 500, 7, 50, 30
+SLOWEST = 0.03
+"""Seconds from the beginning of its call after which a sender is killed at the latest."""
 
 Send = Callable[[int], object]
+Step = Callable[[], object]
+
+
+def _nothing() -> None:
+    pass
 
 
 def body(number: int) -> int:
@@ -63,24 +76,30 @@ def senders(url: str) -> dict[str, Send]:
 
 def measured(client: redis.Redis, send: Send, numbers: range) -> dict[str, float]:
     """Return microseconds and commands of Redis for each call."""
-    before = _commands(client)
+    before = commands(client)
     start = time.perf_counter()
     for number in numbers:
         send(number)
     took = time.perf_counter() - start
     return {
         "us": took / len(numbers) * 1e6,
-        "commands": (_commands(client) - before - 1) / len(numbers),
+        "commands": (commands(client) - before - 1) / len(numbers),
     }
 
 
-def _commands(client: redis.Redis) -> int:
-    return int(client.info("stats")["total_commands_processed"])
+def at_once(
+    client: redis.Redis, send: Send, number: int, start: Step = _nothing, end: Step = _nothing
+) -> int:
+    """Return how many messages the broker has after many threads have sent one call.
 
-
-def at_once(client: redis.Redis, send: Send, number: int) -> int:
-    """Return how many messages the broker has after many threads have sent one call."""
-    before, barrier = client.llen("celery"), threading.Barrier(SENDERS)
+    Args:
+        client: of the broker.
+        send: sends a call.
+        number: its argument.
+        start: called before the threads send.
+        end: called while they send.
+    """
+    before, barrier = client.llen("celery"), threading.Barrier(SENDERS + 1)
 
     def one() -> None:
         barrier.wait()
@@ -89,12 +108,42 @@ def at_once(client: redis.Redis, send: Send, number: int) -> int:
     threads = [threading.Thread(target=one) for _ in range(SENDERS)]
     for thread in threads:
         thread.start()
+    start()
+    barrier.wait()
+    end()
     for thread in threads:
         thread.join()
     return int(client.llen("celery") - before)
 
 
-def run(calls: int, rounds: int) -> dict[str, Any]:
+def beside_a_death(client: redis.Redis, url: str, library: str, send: Send, number: int) -> int:
+    """Return how many messages the broker has, if one more sender is killed at any moment."""
+    (ready, tell_ready), (go, tell_go) = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            own = senders(url)[library]
+            own(-1)  # imports and connects
+            os.write(tell_ready, b"!")
+            os.read(go, 1)
+            own(number)
+        finally:
+            os._exit(0)
+    os.read(ready, 1)
+
+    def kill() -> None:
+        time.sleep(random.uniform(0, SLOWEST))  # the moment of the kill is tried
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+    messages = at_once(client, send, number, lambda: os.write(tell_go, b"!"), kill)
+    for end in (ready, tell_ready, go, tell_go):
+        os.close(end)
+    return messages
+
+
+def run(asked: argparse.Namespace) -> dict[str, Any]:
+    calls, rounds = asked.calls, asked.rounds
     with RedisServer() as server, server.client(decode_responses=False) as client:
         libraries = senders(server.url)
         for send in libraries.values():
@@ -108,7 +157,19 @@ def run(calls: int, rounds: int) -> dict[str, Any]:
                 for name, send in libraries.items():
                     taken[what][name].append(measured(client, send, numbers))
         crowd = {name: at_once(client, send, -2) for name, send in libraries.items()}
+        deaths = {
+            name: [
+                beside_a_death(client, server.url, name, send, -3 - number)
+                for number in range(asked.deaths)
+            ]
+            for name, send in libraries.items()
+            if name != "plain"
+        }
         machine = report.machine(server.describe())
+    ended = {
+        "followers": bursts.followers(asked.followers, asked.processes),
+        "debounce": bursts.debounce(asked.messages, asked.keys, asked.quiet, asked.processes),
+    }
     rows = {
         what: {
             name: {key: statistics.median(each[key] for each in found) for key in found[0]}
@@ -123,14 +184,21 @@ def run(calls: int, rounds: int) -> dict[str, Any]:
         "rounds": rounds,
         "rows": rows,
         "at_once": crowd,
+        "beside_a_death": {name: [min(found), max(found)] for name, found in deaths.items()},
+        **ended,
         "targets": [
             report.target("messages of 50 threads that send one call", crowd["locked"], most=1),
+            report.target("the same, if one more sender dies: most", max(deaths["locked"]), most=2),
+            report.target("and fewest", min(deaths["locked"]), least=1),
+            *bursts.targets(ended),
         ],
     }
 
 
 def shown(found: dict[str, Any]) -> str:
     heads = ["library", "sent: us", "commands", "refused: us", "commands", "50 threads: messages"]
+    heads += ["one more dies: messages"]
+    deaths = found["beside_a_death"]
     sent, refused = found["rows"]["sent"], found["rows"]["refused"]
     rows = [
         [
@@ -140,10 +208,11 @@ def shown(found: dict[str, Any]) -> str:
             round(refused[name]["us"]) if name != "plain" else "-",
             round(refused[name]["commands"], 1) if name != "plain" else "-",
             messages,
+            " to ".join(map(str, deaths[name])) if name in deaths else "-",
         ]
         for name, messages in found["at_once"].items()
     ]
-    parts = [report.describe(found["machine"]), report.table(heads, rows)]
+    parts = [report.describe(found["machine"]), report.table(heads, rows), *bursts.tables(found)]
     return "\n\n".join([*parts, report.verdicts(found["targets"])])
 
 
@@ -152,8 +221,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--calls", type=int, default=CALLS)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--deaths", type=int, default=DEATHS, help="senders that are killed")
+    parser.add_argument("--followers", type=int, default=1000)
+    parser.add_argument("--messages", type=int, default=10_000, help="calls that are debounced")
+    parser.add_argument("--keys", type=int, default=100, help="their keys")
+    parser.add_argument("--quiet", type=float, default=2.0, help="their quiet period, seconds")
+    parser.add_argument("--processes", type=int, default=4, help="pool processes of the worker")
     asked = parser.parse_args(arguments)
-    found = run(asked.calls, asked.rounds)
+    found = run(asked)
     print(json.dumps(found, indent=2) if asked.json else shown(found))
     return 0 if all(target["met"] for target in found["targets"]) else 1
 

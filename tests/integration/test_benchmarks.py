@@ -99,6 +99,21 @@ def test_a_benchmark_of_a_few_tasks_prints_one_json_object(module, benchmark):
     assert module("table").figures(found)
 
 
+@pytest.mark.full
+@pytest.mark.needs_real_redis("senders in other processes")
+def test_the_benchmark_of_unique_calls_meets_its_targets_with_a_few_calls():
+    """Figures of a busy machine count for nothing; how often a call runs does."""
+    for peer in ("celery_once", "celery_singleton"):
+        pytest.importorskip(peer)
+    few = ["--calls", "5", "--rounds", "1", "--deaths", "3", "--followers", "20"]
+    few += ["--messages", "50", "--keys", "5", "--processes", "2"]
+    ended = run("-m", "benchmarks.unique", "--json", *few)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert len(found["targets"]) == 7
+    assert (found["followers"]["runs"], found["debounce"]["runs"]) == (1, 5)
+
+
 def test_the_way_to_a_distant_redis_delays_each_direction(module, tmp_path):
     delay = module("delay")
     with RedisServer() as server, delay.DelayedRedis(server.port, 0.02, tmp_path) as distant:
