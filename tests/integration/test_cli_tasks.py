@@ -349,6 +349,17 @@ def test_calls_are_told_apart_by_the_headers_of_the_message(run, app):
     assert not app.tasks["bank.user"].apply_async(("may",), headers=joe).duplicate
 
 
+def test_show_names_the_call_that_counts_though_no_worker_has_it(run, store):
+    """The lock has no holder and no waiter yet."""
+    assert "no lock 'report:may' is known" in run("show", "report:may", code=1)
+    store.announce("report:may", "bank.make", "first")
+    store.confirm_sent("report:may", "bank.make", "first", 0, 600.0)
+    told = run("show", "report:may")
+    assert "unique   bank.make: task first is in the broker, and counts as sent for another" in told
+    (call,) = json.loads(run("show", "report:may", "--json"))["calls"]
+    assert (call["task_id"], call["state"], call["followers"]) == ("first", "sent", 0)
+
+
 def test_a_task_without_lock_unique_has_no_call_to_forget(run):
     told = run("forget-call", "bank.settle", "--args", "[42]", code=1)
     assert "each call of the task 'bank.settle' is sent: it has no lock_unique" in told
