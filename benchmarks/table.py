@@ -232,6 +232,76 @@ ROWS: Final = {
         "{0:.2f} / {1:.2f}",
         ("one key: release*", "* keys: release*"),
     ),
+    **{
+        f"rate, {rate}": Row(
+            "flow",
+            f"tasks of one key at {spoken_rate}, two workers: most starts in a period / "
+            "share of the rate",
+            "{0:g} / {1:.3f}",
+            "Celery's rate_limit, divided by the workers: "
+            f"{{rows[rates][{rate}][rate_limit][most_starts]:g}} / "
+            f"{{rows[rates][{rate}][rate_limit][share]:.3f}}",
+            targets=(f"{rate}: most starts in a period", f"{rate}: share of the rate"),
+        )
+        for rate, spoken_rate in (("200/s", "200 a second"), ("1/3s", "1 in 3 seconds"))
+    },
+    "rate, calls": Row(
+        "flow",
+        "calls to the locks' Redis of a task that waited for its rate / of one that did not",
+        "{0:g} / {1:g}",
+        targets=("200/s: calls of a task that waited", "200/s: calls of a task that did not"),
+    ),
+    "rate, backlog": Row(
+        "flow",
+        "scripts of a start at a rate, with {rows[backlog][parked]:,} parked",
+        "{rows[backlog][usec_of_a_start]:.0f} us",
+        "{rows[backlog][few]:,} parked: {rows[backlog][usec_of_a_start_at_few]:.0f} us",
+        "{0:.2f}",
+        ("start, of that with * parked",),
+    ),
+    "groups, share": Row(
+        "flow",
+        "a task of a small group beside {rows[fairness][parked]:,} of another: starts until its "
+        "own, p99 / starts off the share by weights",
+        "{0:g} / {1:g}",
+        targets=("wait of a small group, p99, in tasks", "starts off the share*"),
+    ),
+    "groups, wait": Row(
+        "flow",
+        "wait of a small tenant's task beside {settings[backlog]:,} of another, at most, in tasks; "
+        "two workers",
+        "{0:.1f}",
+        "without groups: {rows[tenants][in_order][wait_most]:.0f}",
+        targets=("wait of a small tenant, at most, in tasks",),
+    ),
+    "unique, send": Row(
+        "unique",
+        "sending a unique call / one like a call that was sent before",
+        "{rows[sent][locked][us]:.0f} / {rows[refused][locked][us]:.0f} us",
+        "plain task: {rows[sent][plain][us]:.0f} us; celery-singleton: "
+        "{rows[sent][celery-singleton][us]:.0f} / {rows[refused][celery-singleton][us]:.0f} us; celery-once: "
+        "{rows[sent][celery-once][us]:.0f} / {rows[refused][celery-once][us]:.0f} us",
+    ),
+    "unique, threads": Row(
+        "unique",
+        "messages of 50 threads that send the same call / at most, if one more sender is killed",
+        "{0:g} / {1:g}",
+        targets=("messages of 50 threads*", "the same, if one more sender dies: most"),
+    ),
+    "followers": Row(
+        "unique",
+        "{followers[followers]:,} duplicates that follow a call: its runs / time until all have "
+        "its result",
+        "{0:g} / {followers[ended_after]:.1f} s",
+        targets=("runs of a call that others follow",),
+    ),
+    "debounce": Row(
+        "unique",
+        "{debounce[messages]:,} debounced calls of {debounce[keys]:,} keys: runs of a key / keys "
+        "whose newest call ran",
+        "{0:g} / {1:g}",
+        targets=("runs of debounced calls, per key", "keys whose newest call ran"),
+    ),
 }
 PAGES: Final = {
     "docs/costs.md": (list(ROWS), list(COLUMNS)),

@@ -179,7 +179,9 @@ def run(asked: argparse.Namespace) -> dict[str, Any]:
     }
     return {
         "benchmark": "unique",
+        "command": report.command("unique"),
         "machine": machine,
+        "settings": {key: value for key, value in vars(asked).items() if key != "json"},
         "calls": calls,
         "rounds": rounds,
         "rows": rows,
