@@ -76,7 +76,7 @@ def pause(
     force: bool = False,
     seconds: float | None = None,
 ) -> bool:
-    """Grant a lock to no waiter until it is resumed. Present holders keep it.
+    """Stop granting a lock until it is resumed. Present holders keep it.
 
     Args:
         store: the store of the locks.

@@ -48,7 +48,7 @@ SEVERAL: Final = "(several locks)"
 @click.option(
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File to create: import --again parks from it what was dropped.",
+    help="File to create. import --again parks the dropped tasks again.",
 )
 @reason
 @agreed

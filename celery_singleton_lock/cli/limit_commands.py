@@ -63,7 +63,7 @@ def _of_one_or_many(what: str, *, unknown: bool = True) -> Callable[[Command], C
 @for_a_time
 @with_target
 def pause(target: Target, words: tuple[str, ...], seconds: float | None, **how: Any) -> None:
-    """Grant a lock to no waiter until it is resumed, or for a time. Present holders keep it."""
+    """Stop granting a lock until it is resumed, or for a time. Present holders keep it."""
     names = _names(target, words, how, "Pause")
 
     def change(name: str, by: Operator) -> str:

@@ -63,7 +63,7 @@ def mode(
     """Show or switch the lock MODE of all tasks, or of one task, while workers run.
 
     "declared" removes a switch. The switch for all tasks can only relax the declared mode. Workers
-    follow within about a second. If the locks' Redis does not answer, use: celery -A YOUR_APP
+    apply it within about a second. If the locks' Redis does not answer, use: celery -A YOUR_APP
     control lock_mode MODE.
     """
     if mode is not None:

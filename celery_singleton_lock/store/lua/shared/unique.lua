@@ -56,6 +56,7 @@ local function end_pending(entry)
   entry.waits = nil
 end
 
+-- Returns the task id in an attempt, and the number of retries. In a comparison only the task id counts.
 local function retries_of(attempt)
   local id, retries = string.match(attempt, '^(.*)/(%d+)/%d+$')
   return id or attempt, tonumber(retries or 0)
