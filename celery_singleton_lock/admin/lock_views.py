@@ -210,8 +210,8 @@ def show_lock(store: AdminStore, name: str, *, waiters: int = 20) -> Detail:
 def unique_calls(store: AdminStore, name: str) -> list[FirstCall]:
     """Return the calls of a lock that count as sent, those with most followers first.
 
-    Of a Redis with many keys, the calls whose messages the broker has are left out, unless others
-    follow them.
+    If Redis has many keys, a call whose message is in the broker is left out, unless duplicates
+    follow it.
 
     Args:
         store: the store of the locks.
@@ -226,13 +226,13 @@ def unique_calls(store: AdminStore, name: str) -> list[FirstCall]:
 
 
 def call_of(store: AdminStore, name: str, task_id: str, key: str) -> FirstCall | None:
-    """Return a call that counts as sent; None if it does not count any more.
+    """Return the unique call of a task; None if it no longer counts as sent.
 
     Args:
         store: the store of the locks.
         name: name of its lock.
         task_id: id of its task.
-        key: what it shares with calls that are like it; empty if it is not unique.
+        key: the key of the unique call; empty if the task has none.
 
     Raises:
         BackendError: Redis did not answer, or refused the command.

@@ -66,9 +66,9 @@ class Answer:
         closed: who has closed its lock for a time, and why; empty if it is not closed.
         keeps: other locks that it holds while it waits for this one.
         others: the answers for further messages with the same id.
-        waits_for: what it waits for, as in the events: ``holder``, ``rate``, ``pause``, ``redis``,
-            ``queue`` or ``worker``; empty if it does not wait, or if that is not known.
-        unique: what calls share that are like it, if it counts as sent (``lock_unique``).
+        waits_for: what it waits for, as a value of ``WaitsFor``; empty if it does not wait, or if
+            that is not known.
+        unique: the key of its unique call, if it counts as sent (``lock_unique``).
     """
 
     task_id: str
@@ -190,7 +190,7 @@ def why(
 
 
 def _completed(store: AdminStore, answer: Answer) -> Answer:
-    """Add what it means for other calls that a task counts as sent, and escape the sentence."""
+    """Say also whether the task counts as sent (``lock_unique``), and escape the sentence."""
     unique = of_uniqueness(call_of(store, answer.lock, answer.task_id, answer.unique))
     return replace(answer, sentence=printable(f"{answer.sentence}{unique}"))
 

@@ -82,7 +82,7 @@ class Holder(NamedTuple):
         silent: seconds since the last heartbeat or renewal of its worker; 0 if that was recent or
             was not examined, or if a client holds the lock.
         group: its group, if the lock is shared fairly (``lock_fair_by``).
-        unique: what calls share that are like it, if it counts as sent (``lock_unique``).
+        unique: the key of its unique call, if it counts as sent (``lock_unique``).
     """
 
     token: str

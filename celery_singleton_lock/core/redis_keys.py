@@ -187,7 +187,7 @@ class Keyspace:
         return f"{self.bucket(bucket_of(name))}:{key_name(name)}:wake:{token}"
 
     def unique(self, name: str) -> tuple[str, str]:
-        """Return the parts of the name of a unique call's entry, before and behind its key."""
+        """Return what precedes and what follows the key of a unique call in its entry's name."""
         return f"{self.bucket(bucket_of(name))}:{key_name(name)}:unique:", ":call"
 
     def attempts(self, name: str) -> str:

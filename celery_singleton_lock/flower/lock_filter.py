@@ -69,7 +69,7 @@ _HELD: Final = Trouble(0, "held")
 
 
 def sentence_of(lock: Glance) -> str:
-    """Return in a sentence what a lock waits for, and what to do; empty if nothing waits."""
+    """Return as a sentence why tasks wait for a lock, and what to do; empty if none waits."""
     waiters = lock.waiting + lock.adrift + lock.aside
     match trouble_of(lock).kind:
         case "paused":

@@ -56,7 +56,7 @@ def holder_of(token: str, rec: Mapping[str, Any], expires_in: float = 0.0) -> Ho
 
 
 def unique_in(rec: Mapping[str, Any]) -> str:
-    """Return the key of the unique call that a record is; empty if it does not count as sent."""
+    """Return the key of a record's unique call; empty if it does not count as sent."""
     unique = rec.get("unique")
     return str(unique[0]) if unique else ""
 

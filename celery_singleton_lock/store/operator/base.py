@@ -109,7 +109,7 @@ class Glance(NamedTuple):
 
     @property
     def aside(self) -> int:
-        """How many stored messages are out of the queue, if nobody waits in it.
+        """How many stored messages are out of the queue; 0 if anybody waits in the queue.
 
         They settle, follow another task, start again later, or are to be ended.
         """
@@ -149,7 +149,7 @@ class Waiting(NamedTuple):
         group: its group, if its task has one (``lock_fair_by``).
         refused: another lock of its task, which Redis refuses, so that it is delayed.
         follows: id of the task for whose result it waits (``lock_on_duplicate``), if any.
-        unique: what calls share that are like it, if it counts as sent (``lock_unique``).
+        unique: the key of its unique call, if it counts as sent (``lock_unique``).
         settles_for: seconds after which it queues, unless a later call replaces it
             (``lock_debounce``); 0 if it does not settle.
     """

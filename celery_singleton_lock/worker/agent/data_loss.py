@@ -53,8 +53,9 @@ class DataLoss:
         in_hand: returns the tokens of the messages that this worker has.
         commands: the queue of the agent.
         tell: reports an event.
-        schema: version of the data model that the tasks of this worker need. newer: called if a
-        newer version of this package has raised the schema to one that is not known here.
+        schema: version of the data model that the tasks of this worker need.
+        newer: called if a newer version of this package has raised the schema to one that is not
+            known here.
 
     Attributes:
         lost: number of lost messages.

@@ -118,7 +118,7 @@ class Republisher:
         *,
         is_wanted: Callable[[LockedRequest], bool] = lambda _: True,
     ) -> None:
-        """Publish a message in the thread of the outbox, unless it is not wanted any more then.
+        """Publish a message in the thread of the outbox, if ``is_wanted`` still says so there.
 
         The connection may have been lost meanwhile: the broker delivers the message again.
         """

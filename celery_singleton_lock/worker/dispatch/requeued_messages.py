@@ -125,7 +125,7 @@ class RequeuedMessages:
 
 
 def _message_of(request: LockedRequest) -> tuple[str, int]:
-    """Return what is the same for all copies of a message, and no other call of its task id."""
+    """Return what all copies of a message share, and other calls of its task id do not."""
     return request.lock_header.attempt, request.first_place
 
 

@@ -21,7 +21,7 @@ from celery_singleton_lock.worker.not_started import NotStarted
 logger: Final = logging.getLogger(__name__)
 
 _UNREADABLE: Final = (SecurityError, SerializationError, SerializerNotInstalled)
-"""Errors of reading a result that come again each time."""
+"""Errors of reading a result that are final: each later read would fail as well."""
 
 
 def why_no_results(task: Any) -> str:
@@ -57,7 +57,7 @@ def check_results(task: Any, options: LockOptions) -> None:
 
 
 class FirstFailed(Exception):  # logs and monitors show it as the error itself
-    """Stands for the error of the first task in the report to the worker's main process.
+    """The error of the first task, as reported to the worker's main process.
 
     Celery takes some errors for the end of the process that reports them, such as WorkerLostError.
     It would end the task once more: its error callbacks and its chord would be called twice.
@@ -87,7 +87,7 @@ def follow(run: Run, not_started: NotStarted) -> Any:
         raise
     except _UNREADABLE as error:
         logger.warning(
-            "%s[%s] cannot have the result of task %s, which cannot be read: %r",
+            "%s[%s] cannot read the result of task %s, and queues without it: %r",
             *(run.task.name, run.uuid, first, error),
         )
         found = {}

@@ -84,7 +84,7 @@ local function note_begin(entry)
 end
 
 -- A pool of permits: when each free one became free, and how many are in use. The lock has one, and each group with
--- a limit has its own. Their turns are not simulated.
+-- a limit has its own. The order in which groups start is not simulated.
 local entries, permits, of_group, pools = {}, {free = {}, in_use = 0}, {}, {}
 local function add_pool(group, free)
   of_group[group] = {free = free, in_use = 0, group = group}

@@ -116,7 +116,7 @@ def test_a_follower_runs_itself_if_the_result_of_the_first_task_cannot_be_read(m
 
     task.backend = SimpleNamespace(get_task_meta=fail)
     assert outcome_in(end(task)) is Outcome.FOLLOW
-    assert "cannot have the result of task first, which cannot be read" in caplog.text
+    assert "cannot read the result of task first, and queues without it" in caplog.text
 
 
 def test_a_follower_of_a_revoked_task_is_revoked(make):
