@@ -173,8 +173,8 @@ class Detail:
             to end.
         elsewhere: owner token -> name of the other lock for which that holder waits while it holds
             this one.
-        calls: calls that count as sent, of calls that are alike (``lock_unique``); those with most
-            followers first.
+        calls: its unique calls that count as sent (``lock_unique``); those with most followers
+            first.
     """
 
     view: LockView

@@ -196,7 +196,7 @@ def _followers(call: FirstCall) -> str:
 
 
 def of_uniqueness(call: FirstCall | None) -> str:
-    """Return what it means for a task that it counts as sent, as a clause; empty if it does not."""
+    """Return a clause on the calls that are like it; empty if the task does not count as sent."""
     return "" if call is None else f"; calls like it are duplicates (lock_unique){_followers(call)}"
 
 

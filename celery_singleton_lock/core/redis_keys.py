@@ -20,7 +20,7 @@ part           type    content
 ``flow:log``   ZSET    token -> its start, microseconds; 9e15 while its grant is not claimed
 ``flow:groups``, ``flow:heads``, ``flow:full``, ``flow:idle``, ``flow:line:<group>`` and
                        ``flow:running:<group>``: see docs/flow-design.md; only with groups
-``unique:<key>:call`` string, JSON: the call that counts as sent, of calls that are alike; expires
+``unique:<key>:call`` string, JSON: the unique call that counts as sent; expires
 ``unique:<id>:followers`` ZSET, token of a duplicate that follows a task -> place; expires
 ``attempts``   ZSET    token -> digest of its attempt, of many holders: a cache; expires
 ``wake:<t>``   LIST    one element, for a waiting thread; expires

@@ -82,7 +82,7 @@ class EntryState(Enum):
 
 
 class SentCall(NamedTuple):
-    """The call that counts as sent, of calls that are alike.
+    """A unique call that counts as sent.
 
     Args:
         state: what is known of it.
@@ -96,7 +96,7 @@ class SentCall(NamedTuple):
 
 
 class FirstCall(NamedTuple):
-    """The call that counts as sent, of calls that are alike, and what waits for it.
+    """A unique call that counts as sent, and how many duplicates wait for it.
 
     Args:
         key: what the calls share; by default the name of their task.

@@ -293,7 +293,7 @@ class AdminStore(Store, Protocol):
         ...
 
     def find_call(self, name: str, key: str) -> SentCall | None:
-        """Return the call that counts as sent, of calls that are alike; None if there is none.
+        """Return the unique call with a key; None if none counts as sent.
 
         Args:
             name: name of the lock that they take.
@@ -310,11 +310,11 @@ class AdminStore(Store, Protocol):
         ...
 
     def list_calls(self, name: str, keys: Iterable[str] = ()) -> Sequence[FirstCall]:
-        """Return the calls of a lock that count as sent, of calls that are alike.
+        """Return the unique calls of a lock that count as sent.
 
-        A call whose message the broker has is found only by its key, or if another one follows it.
-        Of the holders, of the queue, of adrift messages and of those out of the queue the first
-        hundred are read.
+        A call whose message is in the broker is found only by its key, or if a duplicate follows
+        it. The first hundred each of the holders, the queue, the adrift messages and the messages
+        out of the queue are read.
 
         Args:
             name: name of the lock.

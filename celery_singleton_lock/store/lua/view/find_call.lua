@@ -1,4 +1,4 @@
--- find_call: return the call that counts as sent, of calls that are alike (lock_unique). Only a quarantine may write.
+-- find_call: return the unique call with a key, if one counts as sent (lock_unique). Only a quarantine may write.
 -- KEYS: lock
 -- ARGV: name unique_key
 -- REPLY: its state (pending, sent or here), the id of its task, and for how long (ms) it counts (-1: while it is here); nothing if there is none

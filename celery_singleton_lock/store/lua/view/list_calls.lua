@@ -1,4 +1,4 @@
--- list_calls: return calls of a lock that count as sent, of calls that are alike (lock_unique). Only a quarantine may write.
+-- list_calls: return the unique calls of a lock that count as sent (lock_unique). Only a quarantine may write.
 -- KEYS: lock
 -- ARGV: name most key*
 --   most = how many holders, waiters, and messages out of the queue are read, to find the keys of their calls;
