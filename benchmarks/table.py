@@ -279,8 +279,9 @@ ROWS: Final = {
         "sending a unique call / one like a call that was sent before",
         "{rows[sent][locked][us]:.0f} / {rows[refused][locked][us]:.0f} us",
         "plain task: {rows[sent][plain][us]:.0f} us; celery-singleton: "
-        "{rows[sent][celery-singleton][us]:.0f} / {rows[refused][celery-singleton][us]:.0f} us; celery-once: "
-        "{rows[sent][celery-once][us]:.0f} / {rows[refused][celery-once][us]:.0f} us",
+        "{rows[sent][celery-singleton][us]:.0f} / {rows[refused][celery-singleton][us]:.0f} us; "
+        "celery-once: {rows[sent][celery-once][us]:.0f} / "
+        "{rows[refused][celery-once][us]:.0f} us",
     ),
     "unique, threads": Row(
         "unique",
