@@ -109,12 +109,13 @@ class RequeuedMessages:
         Returns:
             The messages to acknowledge.
         """
-        copies = {request, *self._copies.pop(_message_of(request), ())} & self._held_back
-        for each in copies:
+        copies = {request, *self._copies.pop(_message_of(request), ())}
+        held = [each for each in copies if each in self._held_back]
+        for each in held:
             self._held_back.remove(each)
             each.move(Stage.ENDED)
             self._prefetch(-1)
-        return list(copies)
+        return held
 
     def abandon(self) -> None:
         """Stop holding all messages: the broker redelivers them."""
