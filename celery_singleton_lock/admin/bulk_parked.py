@@ -146,7 +146,7 @@ def _stays(each: Waiting, realm: str, began: int) -> str:
     """Return why a task is not drained, or an empty text."""
     if each.realm != realm:
         return "of another broker"
-    if each.state in {"delayed", "settling", "following", "leaving"}:
+    if each.state in {"delayed", "settling", "leaving"}:
         return each.state
     if each.state in {"overdue", "replaced", "revoked", "rejected", "too_costly", "above_rate"}:
         return f"{each.state}: a worker has to end it"

@@ -82,12 +82,14 @@ RECORD_MOVES: Final[Mapping[RecordState | None, Mapping[RecordState | None, str]
     },
     RecordState.ADRIFT: {
         RecordState.PARKED: "such a worker lives",
+        RecordState.FOLLOWING: 'likewise, with lock_on_duplicate="follow"',
         RecordState.LEAVING: "5 seconds later",
         RecordState.REVOKED: "its task is revoked",
         None: "it is dropped, or its task has ended after its lease",
     },
     RecordState.LEAVING: {
         RecordState.PARKED: "it could not be sent, or has come back",
+        RecordState.FOLLOWING: 'likewise, with lock_on_duplicate="follow"',
         None: "its queue at the broker has it",
     },
     RecordState.DELAYED: {
@@ -101,7 +103,9 @@ RECORD_MOVES: Final[Mapping[RecordState | None, Mapping[RecordState | None, str]
         None: "it is dropped",
     },
     RecordState.FOLLOWING: {
-        RecordState.PARKED: "the first task has ended without a result",
+        RecordState.PARKED: "the first task has ended without a result, and no other counts",
+        RecordState.ADRIFT: "the first task has ended, no live worker takes it",
+        RecordState.LEAVING: "an operator drains it",
         RecordState.OVERDUE: "lock_wait_timeout",
         RecordState.REVOKED: "its task is revoked",
         None: "it has ended with the result of the first task, or is dropped",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from celery_singleton_lock.admin.bulk_parked import Pace, drain
+from celery_singleton_lock.admin.select_parked import Filter
 from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.parked_message import MessageToPark
@@ -172,6 +174,105 @@ def test_a_follower_without_a_result_queues_behind_those_who_hold_the_lock(store
     assert_delivered(store, ("granted", "b", ""))
 
 
+def let_the_worker_die(store):
+    store.worker_heartbeat("w", REALM, ["q"], 1.0, 99)
+    let_pass(store, 2)
+
+
+def let_it_live(store):
+    store.worker_heartbeat("w", REALM, ["q"], 60_000.0, 99)
+    sweep(store)
+    sweep(store)
+
+
+def published(store):
+    """Let a worker that does not consume the queue publish what nobody takes."""
+    store.worker_heartbeat("other", REALM, ["other"], 60_000.0, 99)
+    return store.sweep_and_grant("k", worker="other", realm=REALM, patience=5.0)
+
+
+@on_all_stores
+def test_a_follower_that_no_worker_takes_goes_back_to_the_broker(store):
+    """Such as when the task is no longer one that locks."""
+    start(store)
+    park(store)
+    let_the_worker_die(store)
+    end(store)
+    sweep(store)
+    assert state(store)[0] == "adrift"
+    let_pass(store, 6)
+    (message,) = published(store)
+    assert (message.token, message.body) == ("b.0", b"body")
+    assert store.record_publish_result("k", message.seal, ["b.0"], sent=True) == 1
+    assert store.inspect("k").bodies == 0
+
+
+@on_all_stores
+def test_a_follower_adrift_has_the_result_of_the_first_task_when_a_worker_lives(store):
+    start(store)
+    park(store)
+    let_the_worker_die(store)
+    end(store)
+    sweep(store)
+    let_it_live(store)
+    assert_delivered(store, ("following", "b", "first"))
+
+
+@on_all_stores
+def test_a_follower_follows_on_if_it_could_not_be_published(store):
+    start(store)
+    park(store)
+    let_the_worker_die(store)
+    end(store)
+    sweep(store)
+    let_pass(store, 6)
+    (message,) = published(store)
+    store.worker_heartbeat("w", REALM, ["q"], 60_000.0, 99)
+    store.record_publish_result("k", message.seal, [message.token], sent=False)
+    sweep(store)
+    assert_delivered(store, ("following", "b", "first"))
+
+
+@on_all_stores
+def test_the_wait_of_a_follower_adrift_times_out(store):
+    start(store)
+    park(store, deadline=100.0)
+    let_the_worker_die(store)
+    end(store)
+    sweep(store)
+    let_pass(store, 100)
+    sweep(store)
+    assert state(store)[0] == "overdue"
+
+
+@on_all_stores
+def test_an_operator_can_drain_a_follower(store):
+    start(store)
+    park(store)
+    sent = []
+
+    def publish(message):
+        end(store)
+        assert state(store)[0] == "leaving"
+        sent.append(message.token)
+
+    drain(store, Filter(), Operator("ann"), realm=REALM, publish=publish, pace=Pace(0))
+    assert sent == ["b.0"]
+    assert_delivered(store)
+    assert store.inspect("k").bodies == 0
+
+
+@on_all_stores
+def test_a_follower_that_was_not_drained_follows_on(store):
+    start(store)
+    park(store)
+    store.take_out_messages("k", ["b.0"], 60.0, "s")
+    store.record_publish_result("k", "s", ["b.0"], sent=False)
+    assert state(store) == ("following", "first")
+    end(store)
+    assert_delivered(store, ("following", "b", "first"))
+
+
 @on_all_stores
 def test_a_follower_whose_worker_stops_follows_on(store):
     start(store)
@@ -204,6 +305,7 @@ def test_a_follower_whose_wait_has_timed_out_fails(store):
     let_pass(store, 3.1)
     sweep(store)
     assert_delivered(store, ("overdue", "b", ""))
+    assert state(store)[0] == "overdue"
 
 
 @on_all_stores

@@ -14,7 +14,7 @@ for i = 5, #ARGV do
   local rec = load(token)
   local where = standing(token, rec)
   local taken = is_leaving_under(rec, seal)
-  if not taken and rec and rec.parked and (where == 'queue' or where == 'adrift') then
+  if not taken and rec and rec.parked and (where == 'queue' or where == 'adrift' or rec.follows and rec.delayed) then
     start_leaving(token, rec, seal, hold_ms)
     taken = true
   end

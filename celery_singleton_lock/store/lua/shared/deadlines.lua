@@ -35,17 +35,17 @@ local function offered_again_in(rec)
   return longer
 end
 
--- Whether the first task of a follower still counts: it waits or runs, or the broker has its message.
-local function first_counts(rec)
-  local key, first = unpack(rec.follows)
+-- The id of the task that counts for a key: it waits or runs, or its message is in the broker.
+local function id_that_counts(key)
   local entry = read_unique(key)
-  return entry and entry.id == first and (entry.state ~= 'here' or find(entry.attempt) ~= nil)
+  return entry and (entry.state ~= 'here' or find(entry.attempt) ~= nil) and entry.id
 end
 
 local FOLLOW_MS = 10000 -- pause between two checks of a follower, if nothing wakes it
 
 -- A follower waits, out of the queue, while its first task counts. Then it is delivered with the verdict 'following',
--- until a worker has given it the result of the first one, or has found none. Then it queues: see release.
+-- until a worker has given it the result of the first one, or has found none. Then it queues: see release. If no live
+-- worker takes it, it is adrift.
 -- Its state is that of a delayed message, since scripts of an older version queue such a message, too.
 local function follow(token, rec, own)
   local first, list = rec.follows[2], followers_of(rec.follows[2])
@@ -53,18 +53,22 @@ local function follow(token, rec, own)
   set_state(rec, 'leaving')
   put_in_index(token, rec)
   list_parked(token, rec)
-  local pause = FOLLOW_MS
-  if first_counts(rec) then
+  local till = now + FOLLOW_MS
+  if id_that_counts(rec.follows[1]) == first then
     redis.pcall('ZADD', list, rec.place, token)
     redis.pcall('PEXPIRE', list, 3 * FOLLOW_MS)
   else
-    deliver(token, rec, 'following', own)
-    pause = offered_again_in(rec)
     wake_followers(first, 1)
+    if deliver(token, rec, 'following', own) then
+      till = now + offered_again_in(rec)
+    else
+      rec.delayed, till = nil, nil
+      set_adrift(token, rec)
+    end
   end
   save(token, rec)
-  local till = now + pause
-  redis.call('ZADD', deadlines, digits(math.min(till, tonumber(rec.deadline or till))), token)
+  till = math.min(till or math.huge, tonumber(rec.deadline or math.huge))
+  if till < math.huge then redis.call('ZADD', deadlines, digits(till), token) end
 end
 
 -- End the wait of a waiter. A client is removed. A stored message is never removed: it is
@@ -81,6 +85,7 @@ local function deliver_to_end(token, own)
     if not rec.deadline or tonumber(rec.deadline) > now then return end
     unqueue(token, rec)
   end
+  rec.delayed = nil
   local ended = rec.by and 'replaced' or rec.excess and 'too_costly' or rec.above_rate and 'above_rate' or 'overdue'
   set_state(rec, rec.rejected and 'rejected' or rec.revoked and 'revoked' or ended)
   deliver(token, rec, rec.state, own)

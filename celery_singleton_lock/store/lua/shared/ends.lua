@@ -34,11 +34,7 @@ local function end_delivery(token, rec, delay, wait_goes_on)
   if rec.follows then delay = DELAY_MS end -- it goes on following
   if rec.by or rec.revoked or rec.rejected or rec.excess or rec.above_rate then rec.deadline, delay = digits(now), nil end -- it may not run
   if not delay then return enqueue(following, rec, 'parked') end
-  alone, rec.delayed = false, '1'
-  set_state(rec, 'leaving') -- workers of an older version queue a message in this state again, too
-  put_in_index(following, rec)
-  save(following, rec)
-  redis.call('ZADD', deadlines, now + delay, following)
+  keep_out(following, rec, delay)
 end
 
 -- A delivery came back after it had begun, or no worker could decode it. The first time it keeps its

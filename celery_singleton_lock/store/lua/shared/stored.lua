@@ -1,6 +1,16 @@
 -- Stored messages that enter the queue, become adrift, or leave to be published.
 
+-- Keep a message out of the queue for `ms`, in the state of a delayed one: then it queues or, if it follows, looks again.
+local function keep_out(token, rec, ms)
+  alone, rec.delayed = false, '1'
+  set_state(rec, 'leaving') -- workers of an older version queue a message in this state again, too
+  put_in_index(token, rec)
+  save(token, rec)
+  redis.call('ZADD', deadlines, now + ms, token)
+end
+
 local function enqueue(token, rec, state)
+  if rec.follows then return keep_out(token, rec, 0) end -- a follower does not queue: it follows on
   alone = false
   set_state(rec, state)
   join_queue(token, rec)
@@ -30,7 +40,7 @@ end
 local function start_leaving(token, rec, seal, hold_ms)
   unqueue(token, rec)
   set_state(rec, 'leaving')
-  rec.seal, rec.copied = seal, nil
+  rec.seal, rec.copied, rec.delayed = seal, nil, nil
   save(token, rec)
   redis.call('ZADD', deadlines, now + tonumber(hold_ms), token)
 end

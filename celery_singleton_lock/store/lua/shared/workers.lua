@@ -89,10 +89,10 @@ local function tell_worker(worker, head, body)
   if bucket then redis.pcall('PUBLISH', prefix .. ':fleet:bell:' .. worker, bucket) end -- Cluster
 end
 
--- Put a stored message into the inbox of a live worker that takes it, if there is one.
+-- Put a stored message into the inbox of a live worker that takes it. Returns whether there is one.
 local function deliver(token, rec, verdict, own)
   local worker = worker_for(rec, own)
-  if not worker then return end
+  if not worker then return false end
   local body = redis.call('HGET', bodies, base_of(token)) or ''
   tell_worker(worker, {
     lock = lock, token = token, fence = rec.fence or '0', verdict = verdict, by = rec.by or verdict == 'following' and rec.follows[2] or '',
@@ -102,6 +102,7 @@ local function deliver(token, rec, verdict, own)
   }, #body <= INBOX_BODY and body or '')
   take_slot(worker, own)
   rec.worker = worker
+  return true
 end
 
 local function wake(token)
