@@ -22,6 +22,7 @@ part           type    content
                        ``flow:running:<group>``: see docs/flow-design.md; only with groups
 ``unique:<key>:call`` string, JSON: the unique call that counts as sent; expires
 ``unique:<id>:followers`` ZSET, token of a duplicate that follows a task -> place; expires
+``unique:<id>:instead``   string, id of the task that its followers follow instead; an hour
 ``attempts``   ZSET    token -> digest of its attempt, of many holders: a cache; expires
 ``wake:<t>``   LIST    one element, for a waiting thread; expires
 ``vote``       HASH    on each server of a quorum: token, round, end in ms, and last fence

@@ -46,9 +46,9 @@ class UniqueCall(NamedTuple):
         return [self.lock, *self.packed, *([self.follows] if self.follows else [])]
 
     @property
-    def packed_follow(self) -> list[str]:
-        """What a follower waits for, for the scripts."""
-        return [self.key, self.follows]
+    def packed_follow(self) -> list[Any]:
+        """What a follower waits for, and its entry if it counts later, for the scripts."""
+        return [self.key, self.follows, *self.packed[1:]]
 
 
 def unpacked(header: object) -> UniqueCall | None:

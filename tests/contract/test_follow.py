@@ -62,6 +62,10 @@ def end(store, who="first", ending=Ending.FINAL, retries=0):
     return store.release("k", f"{who}.{retries}", ending, worker="w")
 
 
+def end_token(store, token, ending=Ending.FINAL):
+    return store.release("k", token, ending, worker="w")
+
+
 def sweep(store):
     store.sweep_and_grant("k", worker="w")
 
@@ -271,6 +275,95 @@ def test_a_follower_that_was_not_drained_follows_on(store):
     assert state(store) == ("following", "first")
     end(store)
     assert_delivered(store, ("following", "b", "first"))
+
+
+@on_all_stores
+def test_of_the_followers_of_a_lost_task_one_runs_and_the_others_follow_it(store):
+    start(store)
+    for each in "bcd":
+        park(store, each)
+    end(store)
+    assert_delivered(store, *[("following", each, "first") for each in "bcd"])
+    for each in "bcd":
+        end(store, each, Ending.LATER)
+    assert_delivered(store, ("granted", "b", ""))
+    assert [state(store, f"{each}.1") for each in "cd"] == [("following", "b")] * 2
+    assert store.announce("k", "key", "new") == (EntryState.PARKED_OR_HELD, "b")
+    assert store.claim(owner("b")._replace(token="b.1"), "k", 60.0, acks_early=True)
+    end_token(store, "b.1")
+    sweep(store)
+    assert_delivered(store, ("following", "c", "b"), ("following", "d", "b"))
+
+
+@on_all_stores
+def test_a_follower_that_comes_late_has_the_result_of_the_one_that_ran_instead(store):
+    """It got no slot before that one had ended."""
+    start(store)
+    for each in "bc":
+        park(store, each)
+    end(store)
+    end(store, "b", Ending.LATER)
+    end_token(store, "b.1")
+    end(store, "c", Ending.LATER)
+    assert state(store, "c.1") == ("following", "b")
+
+
+@on_all_stores
+def test_a_follower_follows_the_next_call_of_its_kind_if_the_first_task_left_no_result(store):
+    start(store)
+    park(store)
+    end(store)
+    start(store, "second")
+    end(store, "b", Ending.LATER)
+    assert state(store, "b.1") == ("following", "second")
+
+
+@on_all_stores
+def test_followers_run_if_a_second_task_leaves_no_result_either(store):
+    """Else thousands that raise Ignore would follow each other."""
+    start(store)
+    for each in "bcd":
+        park(store, each)
+    end(store)
+    for each in "bcd":
+        end(store, each, Ending.LATER)
+    end_token(store, "b.1")
+    sweep(store)
+    end_token(store, "c.1", Ending.LATER)
+    send(store, "new")
+    end_token(store, "d.1", Ending.LATER)
+    assert state(store, "d.2") == ("parked", "")
+    assert_delivered(
+        store,
+        *[("following", each, "first") for each in "bcd"],
+        ("granted", "b", ""),
+        *[("following", each, "b") for each in "cd"],
+        ("granted", "c", ""),
+    )
+
+
+@on_all_stores
+def test_a_follower_does_not_run_if_the_first_task_counts_again_meanwhile(store):
+    """It has raised RetryLater, or its retry was announced late."""
+    start(store)
+    park(store)
+    end(store)
+    assert_delivered(store, ("following", "b", "first"))
+    acquire(store, retries=1)
+    end(store, "b", Ending.LATER)
+    assert state(store, "b.1") == ("following", "first")
+    end(store, retries=1)
+    assert_delivered(store, ("following", "b", "first"))
+
+
+@on_all_stores
+def test_followers_wait_while_the_first_task_waits_to_run_again_later(store):
+    """It has raised RetryLater, and its worker parks it now."""
+    start(store)
+    park(store)
+    end(store, ending=Ending.LATER)
+    assert_delivered(store)
+    assert store.announce("k", "key", "new") == (EntryState.SENT, "first")
 
 
 @on_all_stores

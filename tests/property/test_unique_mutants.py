@@ -30,7 +30,7 @@ LIBRARY = "shared"
 ANNOUNCE = "lock/announce.lua"
 CONFIRM = "lock/confirm_sent.lua"
 WITHDRAW = "lock/withdraw.lua"
-DEATH = "rec.unique[4] == 1 or rec.state == 'waiting'"
+DEATH = "wait_goes_on or rec.unique[4] == 1 or rec.state == 'waiting'"
 VALUES = {
     "value": test_unique.FOREIGN,
     "until_start": (False, True),
@@ -92,11 +92,11 @@ MUTANTS = (
     Mutant("a return to the broker ends it", LIBRARY, "end_unique(rec, left) end\n",
            "end_unique(rec) end\n"),
     Mutant("a death leaves it", LIBRARY,
-           f"  if not following and rec.unique then end_unique(rec, {DEATH}) end\n", ""),
+           f"    end_unique(rec, {DEATH})\n", ""),
     Mutant("a death ends it", LIBRARY, f"end_unique(rec, {DEATH})", "end_unique(rec)"),
     Mutant("who was acknowledged is waited for", LIBRARY, f"end_unique(rec, {DEATH})",
            "end_unique(rec, true)"),
-    Mutant("a death in its slot ends it", LIBRARY, DEATH, "rec.unique[4] == 1"),
+    Mutant("a death in its slot ends it", LIBRARY, DEATH, "wait_goes_on or rec.unique[4] == 1"),
     Mutant("no sweeper comes", LIBRARY, "rec and (rec.indexed or rec.unique)",
            "rec and rec.indexed"),
     Mutant("no sweeper is called", LIBRARY,

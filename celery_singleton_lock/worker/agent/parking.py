@@ -12,6 +12,7 @@ from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.lock_view import Parked, WaitsFor, reason_in
 from celery_singleton_lock.core.model import CLAIM_UNANSWERED, Claim, Owner, Reply, Verdict
 from celery_singleton_lock.core.parked_message import MessageToPark, ParkedMessage
+from celery_singleton_lock.core.unique import UniqueCall
 from celery_singleton_lock.errors import BackendError, LockUnusable
 from celery_singleton_lock.events import TaskBlocked
 from celery_singleton_lock.store.base import ReplicaStore, Store
@@ -204,7 +205,9 @@ class Parking:
         if request.runs_later:
             deadline = self._rest_of_wait(header, options.wait_timeout)
             settled = options.debounce is not None or options.follows
-            unique = None if options.follows else options.unique
+            unique = options.unique
+            if isinstance(unique, UniqueCall):  # it follows nobody any more
+                unique = unique._replace(follows="")
             # It has started before.
             options = replace(options, debounce=None, unique=unique, on_rate="park")
             if settled:

@@ -255,8 +255,12 @@ class Notifier:
         """Report that the first task of a duplicate has ended without a result."""
         error = request.lock_header.error
         first = printable(getattr(error, "reason", ""))
-        told = "Task %s queues to run itself: task %s has no stored result (lock_on_duplicate)"
-        logger.info(told, request, first)
+        logger.info(
+            "Task %s queues to run itself, or follows the duplicate that does: task %s has no "
+            "stored result (lock_on_duplicate)",
+            request,
+            first,
+        )
 
     def delay_events(self, request: LockedRequest) -> None:
         """Delay the events of a request, so that those of the worker that parked it are first.

@@ -267,7 +267,7 @@ class PoolCallbacks:
             self._commands.put(EndUnique(request.unique, request.id, retries))
 
     def _queue_follower(self, request: LockedRequest) -> None:
-        """Queue a duplicate in Redis to run itself, since the first task has no result."""
+        """Return a duplicate whose first task has no result: it runs, or follows another one."""
         self._notifier.runs_itself(request)
         self._pool_exit.left(request, began=True, gone=False, ending=Ending.LATER)
         self._in_flight.leave(request.lock_header)

@@ -61,7 +61,7 @@ elseif where then
   if ending == 'again' or ending == 'unread' or returns then
     return_delivery(token, rec, ending == 'unread')
   elseif ending == 'later' then
-    rec.follows = nil -- there was no result: it runs
+    if rec.follows then run_or_follow_another(rec) end
     end_delivery(token, rec, nil, true)
   elseif ending == 'refused' then
     rec.refused = keep_for

@@ -44,8 +44,8 @@ end
 local FOLLOW_MS = 10000 -- pause between two checks of a follower, if nothing wakes it
 
 -- A follower waits, out of the queue, while its first task counts. Then it is delivered with the verdict 'following',
--- until a worker has given it the result of the first one, or has found none. Then it queues: see release. If no live
--- worker takes it, it is adrift.
+-- until a worker has given it the result of the first one, or has found none: see run_or_follow_another. If no live worker
+-- takes it, it is adrift.
 -- Its state is that of a delayed message, since scripts of an older version queue such a message, too.
 local function follow(token, rec, own)
   local first, list = rec.follows[2], followers_of(rec.follows[2])
@@ -69,6 +69,32 @@ local function follow(token, rec, own)
   save(token, rec)
   till = math.min(till or math.huge, tonumber(rec.deadline or math.huge))
   if till < math.huge then redis.call('ZADD', deadlines, digits(till), token) end
+end
+
+local INSTEAD_MS = 3600000 -- by then the other followers have had a slot
+
+-- The task that counts for the followers of another one, which has left no result. It is remembered, since some of them
+-- get a slot only when it has ended.
+local function counts_instead_of(first, id)
+  local key = string.sub(holders, 1, -8) .. 'unique:' .. first .. ':instead'
+  redis.pcall('SET', key, id, 'NX', 'PX', INSTEAD_MS)
+  local known = redis.pcall('GET', key)
+  return type(known) == 'string' and known or id
+end
+
+-- The first task of a follower has left no result. One of its followers runs, and counts as the first one from now on;
+-- the others follow that one. If it leaves no result either, each of them runs. If the first task counts again, since
+-- it waits for its next attempt, it is followed on.
+local function run_or_follow_another(rec)
+  local key, first, until_start, most, late = unpack(rec.follows)
+  local me, other = (retries_of(rec.attempt)), id_that_counts(key)
+  if other == first then return end
+  local another = not rec.follows_another and until_start and counts_instead_of(first, other or me)
+  if another and another ~= me then
+    rec.follows[2], rec.follows_another = another, '1'
+  else
+    rec.follows, rec.unique = nil, another and {key, until_start, most, late} or nil
+  end
 end
 
 -- End the wait of a waiter. A client is removed. A stored message is never removed: it is

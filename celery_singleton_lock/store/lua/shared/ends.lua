@@ -16,14 +16,19 @@ local function next_stored(token, rec)
   return next_token(stored), not own
 end
 
+local PARKED_SOON_MS = 30000 -- a task that runs again later is parked by its worker within this time
+
 -- The delivery `token` has ended, but its task has not. The stored message, or that of its duplicate,
 -- queues again at its place under the next token: at once, or after `delay` ms. Its wait begins again, or continues.
 local function end_delivery(token, rec, delay, wait_goes_on)
   drop_record(token, rec)
   local was_parked = rec.parked
   local following, is_duplicate = next_stored(token, rec)
-  -- The message of a task that waits in its slot is not acknowledged.
-  if not following and rec.unique then end_unique(rec, rec.unique[4] == 1 or rec.state == 'waiting') end
+  if not following and rec.unique then
+    if wait_goes_on then rec.unique[3] = PARKED_SOON_MS end
+    -- The message of a task that waits in its slot is not acknowledged.
+    end_unique(rec, wait_goes_on or rec.unique[4] == 1 or rec.state == 'waiting')
+  end
   if not following then return end
   -- A waiter in a slot had a deadline of its own. Published copies have arrived by now.
   if is_duplicate or not was_parked or rec.state == 'running' then
@@ -31,7 +36,7 @@ local function end_delivery(token, rec, delay, wait_goes_on)
     if not (wait_goes_on and was_parked) then rec.deadline = rec.wait and digits(from + tonumber(rec.wait)) or nil end
     rec.publish_at, rec.publish_every = nil, nil
   end
-  if rec.follows then delay = DELAY_MS end -- it goes on following
+  if rec.follows and not wait_goes_on then delay = DELAY_MS end -- it goes on following
   if rec.by or rec.revoked or rec.rejected or rec.excess or rec.above_rate then rec.deadline, delay = digits(now), nil end -- it may not run
   if not delay then return enqueue(following, rec, 'parked') end
   keep_out(following, rec, delay)

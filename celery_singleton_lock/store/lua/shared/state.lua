@@ -38,7 +38,8 @@
 --   settles_from   when the first message of this burst came, milliseconds; ahead = its head start, microseconds
 --   preempt    most calls of its task that are preempted in a row, and its age; see is_older()
 --   preempted_by   attempt for which its holder must end
---   follows    key of the unique calls, and id of the task whose result it waits for; see follow()
+--   follows    key of the unique calls, and id of the task whose result it waits for, then what `unique` has after the
+--              key; see follow(). follows_another = 1: the first task has left no result, and this is the second
 --   offer_every   after how many ms a replaced message is delivered again; it doubles
 --   publish_at, publish_every   earliest time of the next attempt to publish, and the interval
 local GRACE_MS = 60000   -- how long keys live after the last lease, so that fencing tokens continue to grow
