@@ -380,6 +380,24 @@ def test_a_follower_whose_worker_stops_follows_on(store):
 
 
 @on_all_stores
+def test_a_follower_is_delivered_ever_more_rarely_if_the_result_is_out_of_reach(store, lock_client):
+    """Else followers would fill all slots and the log while the result backend is away."""
+    store = type(store)(lock_client, claim_lease=5.0)
+    start(store)
+    park(store)
+    end(store)
+    assert_delivered(store, ("following", "b", "first"))
+    for number, delay in enumerate([1, 2, 4, 8, 12, 12]):
+        end_token(store, f"b.{number}", Ending.AGAIN)
+        let_pass(store, delay - 1)
+        sweep(store)
+        assert_delivered(store)
+        let_pass(store, 2)
+        sweep(store)
+        assert_delivered(store, ("following", "b", "first"))
+
+
+@on_all_stores
 def test_a_follower_is_delivered_again_if_no_worker_ends_it(store):
     start(store)
     park(store)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from celery import states
 from celery.app.trace import build_tracer
 from celery.backends.base import DisabledBackend
-from celery.exceptions import SecurityError, SoftTimeLimitExceeded
+from celery.exceptions import SecurityError
 from kombu.exceptions import SerializationError, SerializerNotInstalled
 
 from celery_singleton_lock.config.option_checks import Place
@@ -83,15 +83,13 @@ def follow(run: Run, not_started: NotStarted) -> Any:
         found = (
             {} if why_no_results(run.task) else run.task.backend.get_task_meta(first, cache=False)
         )
-    except SoftTimeLimitExceeded:
-        raise
     except _UNREADABLE as error:
         logger.warning(
             "%s[%s] cannot read the result of task %s, and queues without it: %r",
             *(run.task.name, run.uuid, first, error),
         )
         found = {}
-    except Exception as error:  # noqa: BLE001  # whatever the client of the result backend raises
+    except Exception as error:  # noqa: BLE001  # of the backend's client, or a soft time limit
         logger.warning(
             "%s[%s] cannot read the result of task %s yet: %r",
             *(run.task.name, run.uuid, first, error),

@@ -55,6 +55,7 @@ local function follow(token, rec, own)
   list_parked(token, rec)
   local till = now + FOLLOW_MS
   if id_that_counts(rec.follows[1]) == first then
+    rec.offer_every = nil
     redis.pcall('ZADD', list, rec.place, token)
     redis.pcall('PEXPIRE', list, 3 * FOLLOW_MS)
   else
@@ -91,7 +92,7 @@ local function run_or_follow_another(rec)
   if other == first then return end
   local another = not rec.follows_another and until_start and counts_instead_of(first, other or me)
   if another and another ~= me then
-    rec.follows[2], rec.follows_another = another, '1'
+    rec.follows[2], rec.follows_another, rec.offer_every = another, '1', nil
   else
     rec.follows, rec.unique = nil, another and {key, until_start, most, late} or nil
   end

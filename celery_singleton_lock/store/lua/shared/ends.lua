@@ -36,7 +36,9 @@ local function end_delivery(token, rec, delay, wait_goes_on)
     if not (wait_goes_on and was_parked) then rec.deadline = rec.wait and digits(from + tonumber(rec.wait)) or nil end
     rec.publish_at, rec.publish_every = nil, nil
   end
-  if rec.follows and not wait_goes_on then delay = DELAY_MS end -- it goes on following
+  if rec.follows and not wait_goes_on then -- it goes on following, ever more rarely: the result may be out of reach
+    delay = DELAY_MS * math.max(1, tonumber(rec.offer_every or 0) / tonumber(claim_ms) / 2)
+  end
   if rec.by or rec.revoked or rec.rejected or rec.excess or rec.above_rate then rec.deadline, delay = digits(now), nil end -- it may not run
   if not delay then return enqueue(following, rec, 'parked') end
   keep_out(following, rec, delay)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery import Celery, states
-from celery.exceptions import SecurityError
+from celery.exceptions import SecurityError, SoftTimeLimitExceeded
 from kombu.exceptions import ContentDisallowed, DecodeError
 
 from celery_singleton_lock import ConfigurationError, LockedTask
@@ -140,11 +140,13 @@ def test_a_follower_runs_itself_if_no_results_are_stored(make):
     assert outcome_in(end(make("disabled://"))) is Outcome.FOLLOW
 
 
-def test_a_follower_is_delivered_again_if_the_result_backend_does_not_answer(make, caplog):
+@pytest.mark.parametrize("error", [ConnectionError, SoftTimeLimitExceeded])
+def test_a_follower_is_delivered_again_if_the_result_backend_does_not_answer(make, caplog, error):
+    """Or only after the soft time limit of the task, which concerns its body."""
     task = make()
 
     def fail(*_args, **_options):
-        raise ConnectionError
+        raise error
 
     task.backend = SimpleNamespace(get_task_meta=fail)
     assert outcome_in(end(task)) is Outcome.GONE
