@@ -78,9 +78,11 @@ def assert_delivered(store, *expected):
     assert found == list(expected)
 
 
-def waiter(store, who="b"):
-    found = [each for each in store.waiters("k") if each.token.startswith(who)]
-    return found[0] if found else None
+def tokens_delivered(store):
+    found = []
+    while (each := store.receive("w", 0.01)) is not None:
+        found.append(each.token.partition(".")[0])
+    return found
 
 
 def state(store, token="b.0"):
@@ -491,10 +493,43 @@ def test_one_script_wakes_some_of_many_followers_and_the_next_ones_wake_the_othe
     assert_delivered(store, *[("following", each, "first") for each in many[:100]])
     for _ in range(2):
         sweep(store)
-    found = []
-    while (each := store.receive("w", 0.01)) is not None:
-        found.append(each.token.partition(".")[0])
-    assert found == many[100:]
+    assert tokens_delivered(store) == many[100:]
+
+
+@on_all_stores
+def test_followers_that_looked_by_themselves_are_not_woken_as_well(store):
+    """Two workers would have the same one, and could call its links twice."""
+    start(store)
+    many = [f"f{number:03}" for number in range(300)]
+    for each in many:
+        park(store, each)
+    let_pass(store, LOOK + 2)
+    for _ in range(3):
+        sweep(store)  # the earlier ones look
+    let_pass(store, 4)  # now the later ones look, and the earlier ones are woken
+    end(store)
+    for _ in range(5):
+        sweep(store)
+    assert sorted(tokens_delivered(store)) == many
+
+
+@on_all_stores
+def test_many_followers_do_not_delay_what_else_is_due(store, lock_client):
+    """A sweep handles 100 deadlines. At most 20 of them each second are looks of followers."""
+    start(store)
+    for number in range(400):
+        park(store, f"f{number}")
+    at = store.keyspace.lock("k").deadlines
+    looks = [score / 1000 for _, score in lock_client.zrange(at, 0, -1, withscores=True)]
+    assert max(looks) - min(looks) >= 400 / 20 - LOOK
+    let_pass(store, LOOK + 20)
+    for _ in range(4):
+        sweep(store)
+    let_pass(store, LOOK)
+    park(store, "impatient", deadline=1.0)
+    let_pass(store, 2)
+    sweep(store)
+    assert state(store, "impatient.0")[0] == "overdue"
 
 
 @on_all_stores

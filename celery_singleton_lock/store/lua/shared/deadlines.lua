@@ -41,7 +41,8 @@ local function id_that_counts(key)
   return entry and (entry.state ~= 'here' or find(entry.attempt) ~= nil) and entry.id
 end
 
-local FOLLOW_MS = 10000 -- pause between two checks of a follower, if nothing wakes it
+local FOLLOW_MS = 10000 -- pause between two looks of a follower, if nothing wakes it; longer if many follow a task,
+local LOOK_MS = 50 -- so that at most one of them looks in this time
 
 -- A follower waits, out of the queue, while its first task counts. Then it is delivered with the verdict 'following',
 -- until a worker has given it the result of the first one, or has found none: see run_or_follow_another. If no live worker
@@ -53,17 +54,20 @@ local function follow(token, rec, own)
   set_state(rec, 'leaving')
   put_in_index(token, rec)
   list_parked(token, rec)
-  local till = now + FOLLOW_MS
+  local till
   if id_that_counts(rec.follows[1]) == first then
     rec.offer_every = nil
     redis.pcall('ZADD', list, rec.place, token)
-    redis.pcall('PEXPIRE', list, 3 * FOLLOW_MS)
+    local pause = math.max(FOLLOW_MS, LOOK_MS * (tonumber(redis.pcall('ZCARD', list)) or 0))
+    redis.pcall('PEXPIRE', list, 3 * pause)
+    till = now + pause
   else
+    redis.pcall('ZREM', list, token) -- it may have looked by itself
     wake_followers(first, 1)
     if deliver(token, rec, 'following', own) then
       till = now + offered_again_in(rec)
     else
-      rec.delayed, till = nil, nil
+      rec.delayed = nil
       set_adrift(token, rec)
     end
   end
