@@ -157,14 +157,23 @@ def of_waiter(
             return _in_line(view, me, rank, elsewhere)
 
 
+def _following(view: LockView, me: Waiting) -> str:
+    if me.worker:  # it was delivered there
+        return (
+            f"follows {me.follows}, which has ended or was lost: {me.worker} ends it with that "
+            "result when it has a slot and the result backend answers (lock_on_duplicate)"
+        )
+    return (
+        f"follows {me.follows}, which was sent before and has the lock {view.name!r} or waits "
+        f"for it, for {seconds(me.age)}: it ends with its result, or runs itself if there is "
+        "none (lock_on_duplicate)"
+    )
+
+
 def _out_of_queue_for_a_time(view: LockView, me: Waiting) -> str:
     if me.state == "following":
-        return (
-            f"follows {me.follows}, which was sent before and has the lock {view.name!r} or waits "
-            f"for it, for {seconds(me.age)}: it ends with its result, or runs itself if there is "
-            "none (lock_on_duplicate)"
-        )
-    if me.state == SETTLING:
+        return _following(view, me)
+    if me.state == "settling":
         return (
             f"has settled for {seconds(me.age)}: it queues for {view.name!r} in "
             f"{seconds(me.settles_for)}, if no later call of its task comes and replaces it "

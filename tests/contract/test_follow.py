@@ -6,6 +6,7 @@ import pytest
 
 from celery_singleton_lock.admin.bulk_parked import Pace, drain
 from celery_singleton_lock.admin.select_parked import Filter
+from celery_singleton_lock.admin.why import why
 from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.parked_message import MessageToPark
@@ -107,6 +108,15 @@ def test_a_follower_waits_out_of_the_queue_and_is_delivered_when_the_first_task_
     assert end(store, "b").verdict is Verdict.RELEASED
     assert state(store) is None
     assert store.inspect("k").bodies == 0
+
+
+@on_all_stores
+def test_why_says_whether_the_first_task_has_ended(store):
+    start(store)
+    park(store)
+    assert "follows first, which was sent before and has the lock 'k'" in why(store, "b").sentence
+    end(store)
+    assert "follows first, which has ended or was lost: w ends it" in why(store, "b").sentence
 
 
 @on_all_stores
