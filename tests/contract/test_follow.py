@@ -366,6 +366,8 @@ def test_a_follower_does_not_run_if_the_first_task_counts_again_meanwhile(store)
     assert state(store, "b.1") == ("following", "first")
     end(store, retries=1)
     assert_delivered(store, ("following", "b", "first"))
+    end_token(store, "b.1", Ending.LATER)
+    assert store.announce("k", "key", "new") == (EntryState.PARKED_OR_HELD, "b")
 
 
 @on_all_stores
