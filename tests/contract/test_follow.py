@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from celery_singleton_lock.admin.backlog import SLACK
 from celery_singleton_lock.admin.bulk_parked import Pace, drain
+from celery_singleton_lock.admin.doctor import Health, examine
 from celery_singleton_lock.admin.select_parked import Filter
 from celery_singleton_lock.admin.why import why
 from celery_singleton_lock.core.lock_view import WaitsFor
@@ -201,6 +203,14 @@ def let_it_live(store):
     sweep(store)
 
 
+def drift(store):
+    return next(check.health for check in examine(store) if check.name == "drift")
+
+
+def backlog(store):
+    return sum(each.waiting for each in store.parked(REALM).values())
+
+
 def published(store):
     """Let a worker that does not consume the queue publish what nobody takes."""
     store.worker_heartbeat("other", REALM, ["other"], 60_000.0, 99)
@@ -221,6 +231,29 @@ def test_a_follower_that_no_worker_takes_goes_back_to_the_broker(store):
     assert (message.token, message.body) == ("b.0", b"body")
     assert store.record_publish_result("k", message.seal, ["b.0"], sent=True) == 1
     assert store.inspect("k").bodies == 0
+
+
+@on_all_stores
+def test_followers_count_as_backlog_only_if_no_worker_takes_them(store):
+    """Else a limit of parked messages stops the queue that has the retry of the first task."""
+    start(store)
+    park(store)
+    assert backlog(store) == 0
+    let_the_worker_die(store)
+    end(store)
+    sweep(store)
+    assert backlog(store) == 1
+    let_it_live(store)
+    assert_delivered(store, ("following", "b", "first"))
+    assert backlog(store) == 0
+
+
+@on_all_stores
+def test_doctor_takes_no_follower_for_a_wrong_counter(store):
+    start(store)
+    for number in range(int(SLACK) + 10):
+        park(store, f"f{number}")
+    assert drift(store) is Health.OK
 
 
 @on_all_stores

@@ -47,13 +47,13 @@ local LOOK_MS = 50 -- so that at most one of them looks in this time
 -- A follower waits, out of the queue, while its first task counts. Then it is delivered with the verdict 'following',
 -- until a worker has given it the result of the first one, or has found none: see run_or_follow_another. If no live worker
 -- takes it, it is adrift.
+-- Only then it is listed as parked: a limit must not stop the queue that has the next attempt of the first task.
 -- Its state is that of a delayed message, since scripts of an older version queue such a message, too.
 local function follow(token, rec, own)
   local first, list = rec.follows[2], followers_of(rec.follows[2])
   rec.delayed = '1'
   set_state(rec, 'leaving')
   put_in_index(token, rec)
-  list_parked(token, rec)
   local till
   if id_that_counts(rec.follows[1]) == first then
     rec.offer_every = nil
@@ -69,6 +69,7 @@ local function follow(token, rec, own)
     else
       rec.delayed = nil
       set_adrift(token, rec)
+      list_parked(token, rec)
     end
   end
   save(token, rec)
