@@ -7,7 +7,7 @@ from shlex import quote
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from celery_singleton_lock.core.lock_view import HELD_AFTER, SETTLING, Holder, LockView, WaitsFor
+from celery_singleton_lock.core.lock_view import HELD_AFTER, Holder, LockView, WaitsFor
 from celery_singleton_lock.core.unique import EntryState, FirstCall
 from celery_singleton_lock.message_text import nth, number_of, printable
 from celery_singleton_lock.store.operator.base import Waiting
