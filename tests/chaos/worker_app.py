@@ -6,12 +6,14 @@ import json
 import os
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from celery.signals import task_received, task_revoked, worker_init
 
 from celery_singleton_lock.worker.agent.republish import Republisher
 from celery_singleton_lock.worker.agent_commands import Requeue
+from celery_singleton_lock.worker.request import LockedRequest
 from chaos.defects import VARIANTS
 from chaos.tasks import build
 from integration.taskbook import Journal
@@ -69,11 +71,16 @@ def _watch_clock() -> None:
 _requeued = Republisher._requeued
 
 
-def _note_return(republisher: Republisher, command: Requeue, error: Exception | None) -> None:
+def _note_return(
+    republisher: Republisher,
+    command: Requeue,
+    held: Sequence[LockedRequest],
+    error: Exception | None,
+) -> None:
     """Note each message that the broker has taken back."""
     if error is None:
         _journal.note("returned", id=command.request.id)
-    _requeued(republisher, command, error)
+    _requeued(republisher, command, held, error)
 
 
 Republisher._requeued = _note_return

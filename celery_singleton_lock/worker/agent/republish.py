@@ -87,13 +87,21 @@ class Republisher:
         """Publish a copy of a message, then let the dispatcher acknowledge the message.
 
         If the worker dies in between, there are two messages. The second one is recognised as a
-        copy.
+        copy. Copies that are held back at the time of the publish are acknowledged as well:
+        otherwise each of them would be requeued as long as the lock is held. What arrives later is
+        the copy itself.
         """
-        if self._dispatcher.requeues.holds(command.request):
+        held: list[LockedRequest] = []
+
+        def is_wanted(request: LockedRequest) -> bool:
+            held.extend(self._dispatcher.requeues.copies_of(request))
+            return bool(held)
+
+        if self._dispatcher.requeues.copies_of(command.request):
             self._send_back(
                 command.request,
-                lambda error: self._requeued(command, error),
-                is_wanted=self._dispatcher.requeues.holds,
+                lambda error: self._requeued(command, held, error),
+                is_wanted=is_wanted,
             )
 
     def publish_at_exit(self, request: LockedRequest) -> None:
@@ -135,10 +143,12 @@ class Republisher:
 
         self._outbox.put(send, told)
 
-    def _requeued(self, command: Requeue, error: Exception | None) -> None:
+    def _requeued(
+        self, command: Requeue, held: Sequence[LockedRequest], error: Exception | None
+    ) -> None:
         """Handle the result, in the thread of the outbox."""
         if error is None:
-            self._post(self._dispatcher.blocked.requeued, command.request)
+            self._post(self._dispatcher.blocked.requeued, held)
         else:
             logger.warning("%s could not be requeued, trying again: %r", command.request, error)
             self._commands.put_off(command, RETRY)

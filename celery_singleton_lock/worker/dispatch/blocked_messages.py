@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from celery.worker.state import task_ready, task_reserved
@@ -171,10 +171,11 @@ class BlockedMessages:
         request.move(to)
         self._in_flight.parked(request)
 
-    def requeued(self, request: LockedRequest) -> None:
-        """Acknowledge a message whose copy the broker has accepted, if it is still held back."""
-        for each in self._requeues.end(request):
-            each.acknowledge()
+    def requeued(self, copies: Sequence[LockedRequest]) -> None:
+        """Acknowledge copies of a message, since the broker has accepted a further one."""
+        for request in copies:
+            if self._requeues.end(request):
+                request.acknowledge()
 
     def refused(self, request: LockedRequest, reason: str, waits_for: str = "") -> None:
         """Fail or skip a task whose message cannot be parked."""

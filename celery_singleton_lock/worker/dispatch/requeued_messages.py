@@ -97,25 +97,31 @@ class RequeuedMessages:
             event = TaskBlocked(*about(request), policy="requeue", waits_for=waits_for)
             self._notifier.tell(request, event)
 
-    def holds(self, request: LockedRequest) -> bool:
-        """Return whether a message is still held back; after a lost connection it is not."""
-        return request in self._held_back
-
-    def end(self, request: LockedRequest) -> list[LockedRequest]:
-        """Stop holding a message, and other copies of it: the broker has a copy.
-
-        Without this, each restored delivery would add a message that is requeued for ever.
+    def copies_of(self, request: LockedRequest) -> list[LockedRequest]:
+        """Return the messages that are held back and are copies of one message, with this one.
 
         Returns:
-            The messages to acknowledge.
+            An empty list if the message is not held back any more, as after a lost connection.
         """
-        copies = {request, *self._copies.pop(_message_of(request), ())}
-        held = [each for each in copies if each in self._held_back]
-        for each in held:
-            self._held_back.remove(each)
-            each.move(Stage.ENDED)
-            self._prefetch(-1)
-        return held
+        if request not in self._held_back:
+            return []
+        return list({request, *self._copies.get(_message_of(request), ())})
+
+    def end(self, request: LockedRequest) -> bool:
+        """Stop holding a message: the broker has a copy. Return whether it was held back."""
+        if request not in self._held_back:
+            return False
+        self._held_back.remove(request)
+        self._forget_copy(request)
+        request.move(Stage.ENDED)
+        self._prefetch(-1)
+        return True
+
+    def _forget_copy(self, request: LockedRequest) -> None:
+        copies = self._copies.get(_message_of(request), set())
+        copies.discard(request)
+        if not copies:
+            self._copies.pop(_message_of(request), None)
 
     def abandon(self) -> None:
         """Stop holding all messages: the broker redelivers them."""

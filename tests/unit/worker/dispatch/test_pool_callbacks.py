@@ -220,14 +220,18 @@ def test_copies_of_one_message_go_back_to_the_broker_as_one(parts):
     at = parts.place.next_place()
     first, *copies = [held_back(at) for _ in range(3)]
     another_call = held_back(at + 1)
-    parts.dispatcher.blocked.requeued(first)
+    requeues, requeued = parts.dispatcher.requeues, parts.dispatcher.blocked.requeued
+    held = requeues.copies_of(first)
+    published = held_back(at)  # it arrives before the first one is acknowledged
+    requeued(held)
     assert parts.acked == ["x"] * 3
     assert [each.stage for each in copies] == [Stage.ENDED] * 2
-    for each in copies:  # these were on their way to the broker
-        parts.dispatcher.blocked.requeued(each)
+    assert requeues.copies_of(first) == []
+    requeued(held)
     assert parts.acked == ["x"] * 3
-    assert parts.dispatcher.requeues.holds(another_call)
-    assert sum(parts.prefetch) == 1
+    assert requeues.copies_of(published) == [published], "it is the only one"
+    assert requeues.copies_of(another_call) == [another_call]
+    assert sum(parts.prefetch) == 2
 
 
 def test_a_task_that_is_sent_to_the_pool_again_counts_as_not_accepted(parts):

@@ -231,7 +231,7 @@ def test_a_thread_that_requeues_while_the_connection_is_lost_keeps_no_message_he
 
     held.move = meanwhile
     parts.dispatcher.abandon(unless_dispatched=False)
-    assert not parts.dispatcher.requeues.holds(held)
+    assert not parts.dispatcher.requeues.copies_of(held)
     assert waiting.stage is Stage.ENDED
 
 
