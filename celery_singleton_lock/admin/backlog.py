@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from typing import Any, Final, NamedTuple
 
 from celery_singleton_lock.core.lock_view import Parked
 from celery_singleton_lock.message_text import number_of
 from celery_singleton_lock.store import replies
-from celery_singleton_lock.store.operator.base import AdminStore, Glance
+from celery_singleton_lock.store.operator.base import AdminStore, Glance, Waiting
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from celery_singleton_lock.store.requests import Command
 
@@ -106,13 +106,16 @@ def wrong_counters(store: RedisAdminStore, locks: Iterable[Glance]) -> str:
     Raises:
         BackendError: Redis did not answer, or refused the command.
     """
-    names = {lock.name: lock.waiting + lock.adrift for lock in locks}
-    parked, waiting = parked_in_all(store), sum(names.values())
+    every = list(locks)
+    names = {lock.name: lock.waiting + lock.adrift for lock in every}
+    full = [lock.name for lock in every if lock.bodies > names[lock.name]]
+    besides = [each.size for name in full[:READ] for each in _out_of_queue(store, name)]
+    parked, waiting = parked_in_all(store), sum(names.values()) + len(besides)
     if parked.waiting > waiting * (1 + TOLERANCE) + SLACK:
         return f"{number_of(parked.waiting, 'message')} are counted, and {waiting:,} wait"
     if waiting > READ:
         return ""
-    size = sum(_stored(store, name) for name, number in names.items() if number)
+    size = sum(_stored(store, name) for name, number in names.items() if number) + sum(besides)
     if abs(parked.size - size) <= size * TOLERANCE + SLACK * OVERHEAD:
         return ""
     return f"{parked.size:,} bytes are counted, and {size:,} are stored"
@@ -120,11 +123,19 @@ def wrong_counters(store: RedisAdminStore, locks: Iterable[Glance]) -> str:
 
 def _stored(store: RedisAdminStore, name: str) -> int:
     """Return the bytes of all messages that wait for a lock."""
-    size = 0
-    for part in ("queue", "adrift"):
-        end, more = "", True
-        while more:
-            page = store.list_waiters(name, part, end, most=1000)
-            size += sum(each.size for each in page.waiting)
-            end, more = page.end, bool(page.end)
-    return size
+    return sum(each.size for part in ("queue", "adrift") for each in _waiters(store, name, part))
+
+
+def _out_of_queue(store: RedisAdminStore, name: str) -> Iterator[Waiting]:
+    """Yield the messages that are counted as parked, and are not in the queue."""
+    for each in _waiters(store, name, "overdue"):
+        if each.state == "settling" or (each.state == "following" and each.worker):
+            yield each
+
+
+def _waiters(store: RedisAdminStore, name: str, part: str) -> Iterator[Waiting]:
+    end, more = "", True
+    while more:
+        page = store.list_waiters(name, part, end, most=1000)
+        yield from page.waiting
+        end, more = page.end, bool(page.end)

@@ -582,7 +582,7 @@ def _drift(store: RedisAdminStore) -> Check:
     locks, wrong, remedy, waited = 0, list[str](), "", list[Glance]()
     for lock in store.summarise_locks(holders=0):
         locks += 1
-        if lock.waiting or lock.adrift:
+        if lock.waiting or lock.adrift or lock.bodies:
             waited.append(lock)
         if lock.broken:
             wrong.append(

@@ -47,7 +47,7 @@ local LOOK_MS = 50 -- so that at most one of them looks in this time
 -- A follower waits, out of the queue, while its first task counts. Then it is delivered with the verdict 'following',
 -- until a worker has given it the result of the first one, or has found none: see run_or_follow_another. If no live worker
 -- takes it, it is adrift.
--- Only then it is listed as parked: a limit must not stop the queue that has the next attempt of the first task.
+-- Until it is delivered, it is not listed as parked: a limit must not stop the queue that has the first task's retry.
 -- Its state is that of a delayed message, since scripts of an older version queue such a message, too.
 local function follow(token, rec, own)
   local first, list = rec.follows[2], followers_of(rec.follows[2])
@@ -64,12 +64,12 @@ local function follow(token, rec, own)
   else
     redis.pcall('ZREM', list, token) -- it may have looked by itself
     wake_followers(first, 1)
+    list_parked(token, rec)
     if deliver(token, rec, 'following', own) then
       till = now + offered_again_in(rec)
     else
       rec.delayed = nil
       set_adrift(token, rec)
-      list_parked(token, rec)
     end
   end
   save(token, rec)
