@@ -91,5 +91,5 @@ def test_the_header_of_a_follower_names_its_first_task():
     assert unpacked([*call.header[:5], 7]) is None
     options = LockOptions(unique=call)
     assert options.follows
-    assert options.flow == '{"follow":["k","first"]}'
+    assert options.flow == '{"follow":["k","first",0,60000,0]}'
     assert not LockOptions(unique=call._replace(follows="")).follows
