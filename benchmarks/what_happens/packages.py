@@ -37,7 +37,7 @@ FLOW: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """Options of this package, by what starts the tasks."""
 
-WITH_MANY: Final = frozenset({"rate", "closed", "priority"})
+WITH_MANY: Final = frozenset({"rate", "closed", "priority", "fair"})
 """Those of them that want many tasks of a key queued, or running."""
 
 CELERY_RATE: Final = {"rate_limit": f"{60 * STARTS / PERIOD:g}/m"}
