@@ -130,10 +130,10 @@ def scenes(client):
         if not name.startswith("test_"):
             continue
         free = [each for each in inspect.signature(scene).parameters if each in VALUES]
-        needs_client = "redis_client" in inspect.signature(scene).parameters
+        needs_client = "client" in inspect.signature(scene).parameters
         for values in itertools.product(*(VALUES[each] for each in free)):
             given = dict(zip(free, values, strict=True))
-            yield scene, given | ({"redis_client": client} if needs_client else {})
+            yield scene, given | ({"client": client} if needs_client else {})
 
 
 def scripts_of(mutant):
