@@ -350,6 +350,80 @@ def test_a_call_that_comes_back_behind_a_newer_one_ends(store):
     assert states(store)[1] == {}
 
 
+def assert_the_newest_one_stays(store, when):
+    """The call that ``when`` takes the lock from stays the older one, behind all others."""
+    acquire(store, "x", task="other", most=0)
+    park(store, "a")
+    end(store, "x")
+    token = claim(store, "a")
+    park(store, "b")
+    delivered(store)
+    when(token)
+    assert sorted(delivered(store)) == [("granted", "b", ""), ("replaced", "a", "b")]
+    claim(store, "b")
+    assert renewed(store, "b") is True
+
+
+@on_all_stores
+def test_a_run_that_an_operator_ends_does_not_replace_the_newest_call(store):
+    assert_the_newest_one_stays(store, lambda token: store.force_release("k", token, JANE))
+
+
+@on_all_stores
+def test_a_run_whose_lock_is_reset_does_not_replace_the_newest_call(store):
+    assert_the_newest_one_stays(store, lambda _: store.reset("k"))
+
+
+@on_all_stores
+def test_a_call_that_came_back_twice_does_not_replace_the_newest_one_after_its_delay(store):
+    acquire(store, "x", task="other", most=0)
+    park(store, "a")
+    end(store, "x")
+    claim(store, "a")
+    end(store, "a", Ending.AGAIN)
+    claim(store, "a")
+    park(store, "b")
+    end(store, "a", Ending.AGAIN)
+    claim(store, "b")
+    delivered(store)
+    let_pass(store, 2)
+    store.sweep_and_grant("k", worker="w")
+    assert delivered(store) == [("replaced", "a", "b")]
+    assert states(store) == ({"b": "running"}, {})
+
+
+@on_all_stores
+def test_the_newest_call_waits_for_a_copy_if_an_operator_has_put_it_behind_that(store):
+    acquire(store, "x", task="other", most=0)
+    park(store, "a")
+    end(store, "x")
+    token = claim(store, "a")
+    park(store, "b", age=Age.COPY)
+    delivered(store)
+    store.force_release("k", token, JANE)
+    assert delivered(store) == [("granted", "b", "")]
+    assert states(store)[1] == {"a": "parked"}
+    claim(store, "b")
+    end(store, "b")
+    assert delivered(store) == [("granted", "a", "")]
+
+
+@on_all_stores
+def test_of_many_calls_with_one_task_id_only_the_newest_one_waits(store):
+    def park_under_one_id(base):
+        owner, claim = asks(base)
+        message = MessageToPark(b"body", REALM, "q")
+        store.park(owner._replace(attempt="one/0/0"), claim, message)
+
+    acquire(store, "x", task="other", most=0)
+    park_under_one_id("a")
+    end(store, "x")
+    claim(store, "a")
+    for base in "bcd":
+        park_under_one_id(base)
+    assert states(store) == ({"a": "preempted"}, {"d": "parked"})
+
+
 @on_all_stores
 def test_a_call_that_waits_for_its_delay_is_replaced(store):
     """It has begun twice, and has come back each time."""

@@ -31,10 +31,11 @@ local function move_to(rec, place)
   rec.arrived, rec.place = rec.arrived or rec.place, place
 end
 
--- Put a message behind all waiters, as if it arrived now. It loses its head start.
+-- Put a message behind all waiters, as if it arrived now. It loses its head start. If calls of its task preempt each
+-- other, the time of its arrival stays, since that tells which call is the newest.
 local function move_behind_all(rec)
   local arrived = arrival_at(0)
-  rec.place, rec.arrived = digits(arrived), nil
+  rec.place, rec.arrived = digits(arrived), rec.preempt and (rec.arrived or rec.place) or nil
   local last = last_in_queue()
   if last >= arrived then move_to(rec, digits(last + 1)) end
 end

@@ -11,9 +11,10 @@ end
 
 -- The call of the same task and broker that waits; it is the only one that may.
 local function call_that_waits(rec)
-  local token, other = indexed(rates.newest_call(source_of(rec)) or '')
-  local where = token and other.preempt and standing(token, other)
-  if where == 'queue' or where == 'adrift' or where == 'overdue' and other.delayed then return token, other end
+  return indexed(rates.newest_call(source_of(rec)) or '', function(token, other) -- others may have its task id
+    local where = other.preempt and other.preempt[2] >= 0 and standing(token, other)
+    return where == 'queue' or where == 'adrift' or where == 'overdue' and other.delayed
+  end)
 end
 
 -- Reads the calls of the same task that hold the lock. Returns token and record of the older call that started first;
@@ -27,7 +28,8 @@ local function calls_that_run(rec)
       if other and other.preempt and other.task == rec.task then
         ends = ends or other.preempted_by ~= nil
         if not is_older(other, rec) then
-          if retries_of(other.attempt) ~= retries_of(rec.attempt) then newer = other end
+          local is_known = other.preempt[2] >= 0 -- a copy may be older
+          if is_known and retries_of(other.attempt) ~= retries_of(rec.attempt) then newer = other end
         elseif not older or tonumber(other.fence) < tonumber(older.fence) then
           first, older = tokens[i], other
         end
@@ -65,13 +67,17 @@ end
 
 -- The next waiter waits for a holder. If the holder is an older call of the same task, it must end: its worker is
 -- told now, and with each renewal (see extend). If the holder has not begun, it gives its permit back at once.
--- Returns whether a permit was given back.
+-- If the holder is a newer call, the waiter was returned, and ends. Returns whether a permit was given back.
 local function preempt_for_next(own)
   local head = not fair and redis.call('ZRANGE', queue, 0, 0)[1]
   local rec = head and load(head)
   if not (rec and rec.parked and rec.preempt and rec.preempt[2] == 1) then return false end
   if rates.waits(rec) or rates.excess(rec) or not worker_for(rec, own) then return false end
-  local first, older, _, ends = calls_that_run(rec)
+  local first, older, newer, ends = calls_that_run(rec)
+  if newer then
+    replace(head, rec, newer.attempt, own)
+    return false
+  end
   local row = rates.preempted_in_a_row(rec.task)
   if ends or not older or row >= rec.preempt[1] then return false end
   local unbegun = older.state == 'granted' and older.parked
