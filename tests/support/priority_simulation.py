@@ -327,7 +327,8 @@ MUTANTS = (
     Mutant("who goes behind all is before those that can wait", LIBRARY,
            "  if last >= arrived then move_to(rec, digits(last + 1)) end\n", ""),
     Mutant("who goes behind all is as old as before", LIBRARY,
-           "rec.place, rec.arrived = digits(arrived), rec.preempt and (rec.arrived or rec.place) or",
+           "rec.place, rec.arrived = digits(arrived), "
+           "rec.preempt and (rec.arrived or rec.place) or",
            "rec.place = digits(arrived) or"),
     Mutant("a forced message is next again", "operator/force_release.lua",
            "    move_behind_all(rec) --", "    --"),

@@ -132,8 +132,12 @@ class RequeuedMessages:
 
 
 def _message_of(request: LockedRequest) -> tuple[str, int]:
-    """Return what all copies of a message share, and other calls of its task id do not."""
-    return request.lock_header.attempt, request.first_place
+    """Return what is the same for all copies of a message, and no other call of its task id.
+
+    If Redis has not answered since this worker started, it is not known when the message arrived.
+    Then the message has no known copies.
+    """
+    return request.lock_header.attempt, request.first_place or -id(request)
 
 
 def held_for(options: LockOptions, requeues: int) -> float:

@@ -217,7 +217,7 @@ def test_copies_of_one_message_go_back_to_the_broker_as_one(parts):
         turn(request, Outcome.REQUEUE)
         return request
 
-    at = parts.place.next_place()
+    at = 1_000_000
     first, *copies = [held_back(at) for _ in range(3)]
     another_call = held_back(at + 1)
     requeues, requeued = parts.dispatcher.requeues, parts.dispatcher.blocked.requeued
@@ -232,6 +232,19 @@ def test_copies_of_one_message_go_back_to_the_broker_as_one(parts):
     assert requeues.copies_of(published) == [published], "it is the only one"
     assert requeues.copies_of(another_call) == [another_call]
     assert sum(parts.prefetch) == 2
+
+
+def test_calls_with_one_task_id_that_came_before_redis_answered_all_go_back(parts, monkeypatch):
+    """A worker that starts while Redis is away does not know the order in which messages came."""
+    monkeypatch.setattr(parts.place, "next_place", lambda: 0)
+    calls = [parts.message("requeues", "a", request_id="x") for _ in range(2)]
+    for each in calls:
+        parts.dispatcher(each)
+        each.on_accepted(4711, 0.0)
+        turn(each, Outcome.REQUEUE)
+    parts.dispatcher.blocked.requeued(parts.dispatcher.requeues.copies_of(calls[0]))
+    assert parts.acked == ["x"]
+    assert parts.dispatcher.requeues.copies_of(calls[1]) == [calls[1]]
 
 
 def test_a_task_that_is_sent_to_the_pool_again_counts_as_not_accepted(parts):
