@@ -105,6 +105,10 @@ _SHARED_FILES: Final = (
     "finish",
     "replies",
     "reservations",
+    "observed_report",
+    "observed_rates",
+    "observed_permits",
+    "observed_settling",
 )
 """Its files. A block uses only what stands before it."""
 

@@ -333,17 +333,17 @@ def test_calls_of_different_tasks_and_locks_would_have_settled_apart(line):
 
 DEBOUNCE_MUTANTS = {
     "replaced runs stay": ("  last.entry = entry\n", "  last.entry = older or entry\n"),
-    "replaced runs are not counted": ("    replaced(older)\n", ""),
+    "replaced runs are not counted": ("    report.replaced(older)\n", ""),
     "it takes its place at once": ("entry.start, last.entry = entry.till, nil", "last.entry = nil"),
     "the end of a settling run is not noted": (
-        "if entry and entry.token == token and took_ms ~= '' then",
+        "if entry and entry.token == token and took then",
         "if false then",
     ),
     "the maximum is ignored": ("if most_ms > 0 then entry.till", "if false then entry.till"),
     "the maximum counts from the last call": ("older and older.from or now", "now"),
     "the first one settles": ("run_first == 1 and was_quiet", "false"),
     "the first one runs always": ("run_first == 1 and was_quiet", "run_first == 1"),
-    "a retry settles": ("string.find(attempt, '/0/%d+$')", "true"),
+    "a retry settles": ("string.find(entry.attempt, '/0/%d+$')", "true"),
 }
 
 

@@ -604,16 +604,22 @@ def test_observe_mode_sees_the_limit_and_rates_of_an_operator(store):
 
 
 OBSERVATION_MUTANTS = [
-    ("if rate[5] then from = allowed_by_costs(entry, from, rate) end", ""),
-    ("local nth = not rate[5] and", "local nth ="),
+    (
+        "rate[5] and allowed_by_costs(entry, from, rate) or allowed_by_count(from, rate)",
+        "not rate[5] and allowed_by_count(from, rate) or from",
+    ),
+    (
+        "rate[5] and allowed_by_costs(entry, from, rate) or allowed_by_count(from, rate)",
+        "allowed_by_count(from, rate)",
+    ),
     ("left = left - tonumber(string.match(seen[i], '^%d+'))", "left = left - 1"),
     ("local left, since = most - cost", "local left, since = most"),
     ("on_time(rate) + (cost - most) * gap_ms(rate)", "on_time(rate)"),
     ("digits(math.max(on_time(rate), entry.begins) + cost * gap_ms(rate))", "entry.begins"),
     ("if rates then rates_in_force = rates.in_force(rates_in_force) end", ""),
-    ("limit_arg = ruled or limit_arg", ""),
+    ("tonumber(ruled or computed.limit or limit_arg)", "tonumber(computed.limit or limit_arg)"),
     ("(waits == '0' or never)", "waits == '0'"),
-    ("local never = me and costs_too_much(me)", "local never = false"),
+    ("local never = me and starts.costs_too_much(me)", "local never = false"),
 ]
 
 
