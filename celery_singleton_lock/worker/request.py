@@ -379,16 +379,28 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
             self._on_ack = lambda *args: after_pool(partial(self._tell_broker, on_ack, *args))
 
     def _tell_broker(self, acknowledge: Callable[..., None], *args: Any) -> None:
+        """Acknowledge or reject. What Celery does behind it may fail.
+
+        After a lost connection it raises the prefetch count there. With eventlet and gevent that
+        fails, since another greenlet reads from the connection; the main loop does it later.
+        """
         try:
             acknowledge(*args)
-        except self._connection_errors as error:  # raised by callbacks that Celery has added
+        except self._connection_errors as error:
             logger.warning("%s may be delivered again, it was not acknowledged: %r", self, error)
+        except Exception as error:
+            if not self._message.acknowledged:
+                raise
+            self.acknowledged = True
+            logger.info(
+                "%s is acknowledged, but what Celery does behind that failed: %r", self, error
+            )
 
     def reject(self, requeue: bool = False) -> None:  # Celery's signature
         """Reject, and record whether the broker redelivers the message."""
         if not self.acknowledged:
             self._move_ack(_UNDONE, AckState.REQUEUED if requeue else AckState.REJECTED)
-        super().reject(requeue=requeue)
+        self._tell_broker(super().reject, requeue)
 
     def send_event(self, type: str, **fields: Any) -> None:  # noqa: A002  # Celery's signature
         """Send an event.

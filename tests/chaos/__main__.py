@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from chaos.bounds import measure, table
 from chaos.broker import BROKERS
 from chaos.defects import VARIANTS
+from chaos.fleet import CREWS
 from chaos.history import History
 from chaos.rules import RULES, Violation, lost_on_the_way
 from chaos.storm import Report, Storm
@@ -68,7 +69,13 @@ def _storm(options: argparse.Namespace, seed: int) -> int:
     print(f"--minutes {options.minutes:g} --seed {seed}; history in {folder}", flush=True)
     began = time.monotonic()
     report = Storm(
-        folder, seed, seconds, broker=options.broker, broken=options.broken, flow=options.flow
+        folder,
+        seed,
+        seconds,
+        broker=options.broker,
+        broken=options.broken,
+        managed_workers=tuple(options.workers),
+        flow=options.flow,
     ).run()
     print(f"{time.monotonic() - began:.0f} s\n{summary(report)}")
     if options.broken:
@@ -89,6 +96,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=5, help="how long the storm lasts")
     parser.add_argument("--seed", type=int, default=None, help="repeat a plan")
     parser.add_argument("--broker", choices=BROKERS, default="redis")
+    parser.add_argument(
+        "--workers",
+        type=_pool_and_slots,
+        default=CREWS,
+        nargs="+",
+        metavar="POOL:SLOTS",
+        help="pool and concurrency of each worker, as prefork:3 gevent:8 solo:1",
+    )
     parser.add_argument("--flow", action="store_true", help="also tasks with flow control")
     parser.add_argument("--broken", choices=VARIANTS, default="", help="a variant to be caught")
     parser.add_argument(
@@ -103,6 +118,11 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--keep", action="store_true", help="keep the history in any case")
     return parser.parse_args()
+
+
+def _pool_and_slots(text: str) -> tuple[str, int]:
+    pool, _, slots = text.partition(":")
+    return pool, int(slots)
 
 
 def _bounds_kept(rounds: int) -> bool:

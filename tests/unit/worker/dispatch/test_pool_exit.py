@@ -212,6 +212,33 @@ def test_a_connection_that_is_lost_at_the_acknowledgement_leaves_the_rest_in_ord
     assert not parts.dispatcher.counts()["in_flight"]
 
 
+def test_a_parked_message_is_told_though_celery_cannot_raise_its_prefetch_count(parts, caplog):
+    """With eventlet and gevent another greenlet reads from the connection that Celery uses."""
+
+    def second_reader(*_):
+        request._message._state = "ACK"
+        raise RuntimeError("Second simultaneous read on fileno 8 detected")
+
+    caplog.set_level("INFO")
+    hold_lock(parts)
+    request = parts.message("early", "a")
+    request._on_ack = second_reader
+    parts.dispatcher(request)
+    parts.dispatcher.blocked.parked(request, "t[id] on w", 1)
+    assert request.acknowledged
+    assert "is parked: 1st" in caplog.text
+    assert "Second simultaneous read" in caplog.text
+
+
+def test_an_acknowledgement_that_failed_itself_is_an_error(parts):
+    request = parts.message("early", "a")
+    request._on_ack = request._on_reject = lambda *_: 1 / 0
+    for tell in (request.acknowledge, request.reject):
+        with pytest.raises(ZeroDivisionError):
+            tell()
+    assert not request.acknowledged
+
+
 def test_a_thread_that_requeues_while_the_connection_is_lost_keeps_no_message_here(parts):
     """The broker delivers all of them again; what is still held here would run twice."""
     parts.dispatcher.backend_down()
