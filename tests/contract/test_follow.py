@@ -112,6 +112,74 @@ def test_a_follower_waits_out_of_the_queue_and_is_delivered_when_the_first_task_
     assert store.inspect("k").bodies == 0
 
 
+def claim(store, pid, worker="w", number=0):
+    """Let a process claim the end of the follower's task; return whether it may end it."""
+    owner = Owner(f"b.{number}", "b/0/0", "app.task", worker, "host", pid)
+    return store.claim(owner, "k", 10.0).verdict is not Verdict.ABSENT
+
+
+@on_all_stores
+def test_one_process_ends_a_follower(store):
+    """Else its links are called twice. A claim whose reply was lost has the same reply again."""
+    start(store)
+    park(store)
+    end(store)
+    assert_delivered(store, ("following", "b", "first"))
+    assert claim(store, 1)
+    assert claim(store, 1)
+    assert not claim(store, 2)
+    assert not claim(store, 1, worker="another")
+    assert end(store, "b").verdict is Verdict.RELEASED
+    assert not claim(store, 1)
+
+
+@on_all_stores
+def test_a_worker_that_stops_leaves_a_follower_to_the_thread_that_ends_it(store):
+    start(store)
+    park(store)
+    end(store)
+    assert_delivered(store, ("following", "b", "first"))
+    assert claim(store, 1)
+    for ending in (Ending.RETURN, Ending.OFFER):
+        assert end(store, "b", ending).verdict is Verdict.GRANTED
+    assert_delivered(store)
+    assert end(store, "b").verdict is Verdict.RELEASED
+    assert store.inspect("k").bodies == 0
+
+
+@on_all_stores
+def test_a_follower_comes_again_if_the_process_that_ends_it_dies(store):
+    """Its worker says so, or dies too."""
+    start(store)
+    park(store)
+    end(store)
+    assert_delivered(store, ("following", "b", "first"))
+    assert claim(store, 1)
+    end(store, "b", Ending.AGAIN)
+    let_pass(store, 1.1)
+    sweep(store)
+    assert_delivered(store, ("following", "b", "first"))
+    assert claim(store, 2, number=1)
+    assert not claim(store, 3, number=1)
+    let_pass(store, 11)
+    sweep(store)
+    assert_delivered(store, ("following", "b", "first"))
+    assert claim(store, 3, number=1)
+
+
+@on_all_stores
+def test_a_follower_that_runs_itself_can_be_given_back(store):
+    start(store)
+    park(store)
+    end(store)
+    assert_delivered(store, ("following", "b", "first"))
+    assert claim(store, 1)
+    end(store, "b", Ending.LATER)
+    assert_delivered(store, ("granted", "b", ""))
+    assert end_token(store, "b.1", Ending.RETURN).verdict is Verdict.RELEASED
+    assert_delivered(store, ("granted", "b", ""))
+
+
 @on_all_stores
 def test_why_says_whether_the_first_task_has_ended(store):
     start(store)

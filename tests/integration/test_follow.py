@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import warnings
+from collections import Counter
 
 import pytest
 from billiard.exceptions import WorkerLostError
@@ -251,6 +253,35 @@ def test_one_of_the_duplicates_runs_if_the_worker_of_the_first_task_dies(
         client.rpush("go", *["on"] * 3)  # a child of the killed worker may take one
         assert [each.get(timeout=60) for each in many] == [{"from": second}] * len(many)
         assert ran(client) == ["first", second]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("pool", ["threads"], indirect=True)
+def test_a_worker_that_stops_lets_each_duplicate_end_once(app, client, worker, broker, redis_url):
+    """What it gives back, its threads may begin at this moment: links would be called twice."""
+    start(app, client)
+    after = app.tasks["after"].s()
+    many = [app.tasks["report"].apply_async(("may", str(n)), link=after) for n in range(200)]
+    for each in many:
+        sent(app, each)
+    go(client)
+    eventually(lambda: "has ended with the result" in worker.log(), timeout=60)
+    worker.terminate()
+    eventually(lambda: worker.returncode is not None, timeout=60)
+    with CeleryWorker("integration.follow_app", broker, backend=redis_url, pool="threads") as other:
+        for each in many:
+            assert each.get(timeout=60) == {"from": "first"}
+        wanted = dict.fromkeys([each.id for each in many], 1)
+        eventually(lambda: sum(ends(worker, other).values()) >= len(many), timeout=60)
+        eventually(lambda: client.llen("linked") >= len(many), timeout=60)
+        assert ends(worker, other) == wanted
+        assert client.llen("linked") == len(many)
+
+
+def ends(*workers):
+    """Return how often each duplicate has ended."""
+    lines = "".join(worker.log() for worker in workers)
+    return Counter(re.findall(r"report\[(.*?)\] has ended with the result", lines))
 
 
 @pytest.mark.full

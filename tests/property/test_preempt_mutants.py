@@ -122,7 +122,7 @@ MUTANTS = (
            "if reason == 'holder' and rates and rates.preempts() and",
            "if reason and rates and rates.preempts() and"),
     Mutant("a former preemption counts", LIBRARY,
-           "rec.delayed, rec.preempted_by = nil, '', '1', nil, nil",
+           "rec.delayed, rec.preempted_by, rec.ended_by = nil, '', '1', nil, nil, nil",
            "rec.delayed = nil, '', '1', nil"),
     Mutant("the row is forgotten with the lock", LIBRARY, "(kept.preempts or unclaimed() > 0) and",
            "unclaimed() > 0 and"),

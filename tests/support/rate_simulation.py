@@ -634,8 +634,8 @@ MUTANTS = (
            "if (rates or paused) and redis.call('ZCARD', queue) > 0 then "
            "reason, till = told_reason() end", ""),
     Mutant("who claims does not learn of the next start", LIBRARY,
-           "return line(verdict, rec.fence, lease_end(token) - now, 0, look, why, '')",
-           "return line(verdict, rec.fence, lease_end(token) - now, 0, next_look_ms, '', '')"),
+           "(lease_end(token) or now) - now, 0, look, why, '')",
+           "(lease_end(token) or now) - now, 0, next_look_ms, '', '')"),
     Mutant("who sweeps does not learn of the next start", "lock/sweep_and_grant.lua",
            "if (why == 'rate' or why == 'pause') and till then", "if false then"),
     Mutant("who has granted nothing is told all the same", "lock/sweep_and_grant.lua",

@@ -27,7 +27,14 @@ from celery_singleton_lock.worker.dispatch.notifier import Notifier
 from celery_singleton_lock.worker.dispatch.pool_exit import PoolExit
 from celery_singleton_lock.worker.dispatch.task_leases import TaskLeases, other_parts
 from celery_singleton_lock.worker.execution.celery_outcome import reservation_for
-from celery_singleton_lock.worker.lock_header import MARKS, close_in, end_in, loss_in, next_start_in
+from celery_singleton_lock.worker.lock_header import (
+    MARKS,
+    LockHeader,
+    close_in,
+    end_in,
+    loss_in,
+    next_start_in,
+)
 from celery_singleton_lock.worker.lock_set_header import at_first_lock, onward, unanswered
 from celery_singleton_lock.worker.message_stage import UNACCEPTED, Stage
 from celery_singleton_lock.worker.not_started import NotStarted
@@ -230,7 +237,7 @@ class PoolCallbacks:
 
     def on_not_started(self, request: LockedRequest, not_started: NotStarted) -> bool:
         """Handle a task that was not run. Return False if Celery is to acknowledge its message."""
-        header, outcome = request.lock_header, not_started.outcome
+        outcome = not_started.outcome
         if request.move(Stage.BLOCKED) is Stage.WITHDRAWN:
             return self._got_elsewhere(request)
         if outcome in SKIPPED:
@@ -240,6 +247,7 @@ class PoolCallbacks:
                 self._notifier.debounced(request)
             return False
         request.undecide()
+        header = _header_left(request, outcome)
         if outcome in {Outcome.LATER, Outcome.FOLLOW}:
             self._run_later(request, not_started)
             return True
@@ -350,3 +358,13 @@ class PoolCallbacks:
         if refused:
             return self._held.hold_refused(request, not_started.reason, not_started.refused)
         return self._held.hold_unanswered(request, not_started.reason)
+
+
+def _header_left(request: LockedRequest, outcome: Outcome) -> LockHeader:
+    """Return the lock header of a task that was not run.
+
+    If another process ends the task, that one releases its locks, so none is released here.
+    """
+    if outcome is Outcome.DONE and request.lock_header.error is not None:
+        request.lock_header = request.lock_header._replace(error=None)
+    return request.lock_header

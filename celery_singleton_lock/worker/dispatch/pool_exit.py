@@ -134,9 +134,9 @@ class PoolExit:
 def _ending_of(request: LockedRequest, *, began: bool) -> Ending:
     """Return the ending with which the lock of a request is released.
 
-    A child may have read the request from its pipe and not sent a notice yet. ``Ending.RETURN``
-    then leaves the lock to that child.
+    A child may have read the request from its pipe and not sent a notice yet, and a thread may
+    begin it now. ``Ending.RETURN`` leaves it to the process that has claimed it.
     """
     ending, header = request.ending(), request.lock_header
-    may_have_begun = header.granted and not began and header.error is None
+    may_have_begun = header.granted and not began
     return Ending.RETURN if ending is Ending.AGAIN and may_have_begun else ending

@@ -176,7 +176,7 @@ class LockTracer:
         """Acquire and return the lock; return None to run without it."""
         if header.error is not None:
             if header.granted and self._has_ended(header):
-                raise NotStarted(Outcome.DONE, "another worker has ended it")
+                raise NotStarted(Outcome.DONE, "another process ends it")
             raise header.error
         if not header.name:
             return None
@@ -185,16 +185,16 @@ class LockTracer:
         return self._take(header, options)
 
     def _has_ended(self, header: LockHeader) -> bool:
-        """Return whether another worker has ended a parked message that must end with an error.
+        """Return whether another process ends, or has ended, a parked message that may not run.
 
-        Redis delivers it to another worker if this one had no slot for it in time. This call renews
-        the grant, so that no other worker gets the message now.
+        Redis delivers it to another worker if this one had no slot for it in time, or has given it
+        back. This claim makes sure that one process ends it.
         """
         try:
-            asked = [(header.name, header.token, CLAIM_LEASE)]
-            return self._store().extend(asked)[0] is False
+            reply = self._store().claim(owner_of(header), header.name, CLAIM_LEASE)
         except BackendError:
             return False
+        return reply.verdict is Verdict.ABSENT
 
     def _take(self, header: LockHeader, options: LockOptions) -> TaskLock | None:
         """Acquire and return the only lock of a task; return None to run without it."""

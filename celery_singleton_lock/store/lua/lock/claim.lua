@@ -1,4 +1,5 @@
 -- claim: start to use a grant, with a full lease from now. The first waiter of a free lock is granted too.
+-- A message that is delivered to be ended is claimed, too: the reply is waiting, or absent if another process ends it.
 -- KEYS: lock
 -- ARGV: name token lease_ms delete_message worker host pid claim_ms
 --   delete_message 1 = acknowledge early: delete the stored message, and that of a duplicate; 2 = the message is
@@ -14,6 +15,15 @@ sweep(worker)
 local rec = load(token)
 local where = standing(token, rec)
 if where and (rec.state == 'reserved' or rec.state == 'held_after') then where = nil end -- no task can claim these
+if where == 'overdue' and (rec.state ~= 'leaving' or rec.follows) then
+  local process = worker .. ' ' .. pid
+  if (rec.ended_by or process) ~= process then where = nil end
+  if where then
+    rec.ended_by = process
+    save(token, rec)
+    redis.call('ZADD', deadlines, now + tonumber(lease_ms), token) -- then it is delivered again
+  end
+end
 local twin = where and rec.twin
 if where then
   rec.worker, rec.host, rec.pid, rec.lease = worker, host, pid, lease_ms

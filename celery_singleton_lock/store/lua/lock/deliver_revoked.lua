@@ -24,7 +24,7 @@ sweep(worker)
 
 rec = load(token)
 where = standing(token, rec)
-local waits = where == 'queue' or where == 'adrift' or where == 'overdue' and rec.delayed
+local waits = where == 'queue' or where == 'adrift' or where == 'overdue' and rec.delayed and not rec.ended_by
 waits = waits and rec.parked and rec.realm == realm
 if waits then
   unqueue(token, rec)

@@ -50,7 +50,7 @@ end
 local returns = ending == 'return' or ending == 'offer'
 local begun = held_it and not (rec.state == 'granted' and rec.parked)
 local taken = ending == 'return' or ending == 'offer' and held_it and not begun and idle_worker(rec, own)
-if held_it and (ending == 'cancel' or returns and (begun or not taken)) then
+if held_it and (ending == 'cancel' or returns and (begun or not taken)) or where and returns and rec.ended_by then
   verdict = 'granted'
 elseif where then
   if where == 'holder' then leave_holders(token, rec) else unqueue(token, rec) end

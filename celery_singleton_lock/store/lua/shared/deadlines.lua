@@ -65,6 +65,7 @@ local function follow(token, rec, own)
     redis.pcall('ZREM', list, token) -- it may have looked by itself
     wake_followers(first, 1)
     list_parked(token, rec)
+    rec.ended_by = nil
     if deliver(token, rec, 'following', own) then
       till = now + offered_again_in(rec)
     else
@@ -117,7 +118,7 @@ local function deliver_to_end(token, own)
     if not rec.deadline or tonumber(rec.deadline) > now then return end
     unqueue(token, rec)
   end
-  rec.delayed = nil
+  rec.delayed, rec.ended_by = nil, nil
   local ended = rec.by and 'replaced' or rec.excess and 'too_costly' or rec.above_rate and 'above_rate' or 'overdue'
   set_state(rec, rec.rejected and 'rejected' or rec.revoked and 'revoked' or ended)
   deliver(token, rec, rec.state, own)

@@ -12,7 +12,7 @@ local function next_stored(token, rec)
   local stored = own and token or rec.twin and has_body(base_of(rec.twin)) and rec.twin
   if not stored then return nil end
   if not own then rec.twin = nil end
-  rec.fence, rec.worker, rec.parked, rec.delayed, rec.preempted_by = nil, '', '1', nil, nil
+  rec.fence, rec.worker, rec.parked, rec.delayed, rec.preempted_by, rec.ended_by = nil, '', '1', nil, nil, nil
   return next_token(stored), not own
 end
 

@@ -23,7 +23,7 @@ local function answer(verdict, token, rec)
     till = (reason == 'rate' or reason == 'closed' or reason == 'pause') and till
     local look, why = till and till - now or next_look_ms, till and reason or ''
     if verdict ~= 'granted' then return line(verdict, '0', 0, 0, look, why, '') end
-    return line(verdict, rec.fence, lease_end(token) - now, 0, look, why, '')
+    return line(verdict, rec.fence or '0', (lease_end(token) or now) - now, 0, look, why, '')
   end
   if verdict == 'too_costly' then return line(verdict, '0', 0, 0, 0, rates.excess(rec), '') end
   local rank = not alone and redis.call('ZRANK', queue, token)

@@ -37,6 +37,7 @@
 --   settles    1: it settles, or was replaced while it did; delayed and in the state leaving. See let_settle()
 --   settles_from   when the first message of this burst came, milliseconds; ahead = its head start, microseconds
 --   preempt    most calls of its task that are preempted in a row, and its age; see is_older()
+--   ended_by   worker and process id of the process that ends its task, since it may not run
 --   preempted_by   attempt for which its holder must end
 --   follows    key of the unique calls, and id of the task whose result it waits for, then what `unique` has after the
 --              key; see follow(). follows_another = 1: the first task has left no result, and this is the second

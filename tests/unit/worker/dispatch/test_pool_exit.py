@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -270,3 +270,21 @@ def test_a_delivery_that_no_caller_can_send_returns_to_its_place(parts):
     assert (release.lock_header.token, release.ending) == ("token.0", Ending.RETURN)
     assert "forget" in parts.agent.names()
     assert not parts.dispatcher.in_flight.busy()
+
+
+def test_what_a_thread_may_be_ending_is_left_to_it(parts):
+    """A worker that stops gives it back, unless the thread has claimed it."""
+    late = deliver(parts, verdict="overdue")
+    late.job = SimpleNamespace(f=Future())
+    parts.dispatcher.abandon(unless_dispatched=True)
+    (release,) = parts.agent.commands(Release)
+    assert (release.lock_header.token, release.ending) == ("token.0", Ending.RETURN)
+
+
+def test_the_lock_of_what_another_process_ends_is_not_released(parts):
+    late = deliver(parts, verdict="overdue")
+    late.on_accepted(4711, 0.0)
+    turn(late, Outcome.DONE)
+    assert not parts.agent.commands(Release)
+    assert not parts.dispatcher.in_flight.busy()
+    assert late.stage is Stage.ENDED
