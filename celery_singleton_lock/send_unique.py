@@ -41,7 +41,7 @@ LONGEST_WAIT: Final = 3.0
 _POSITIONAL: Final = ("task_id", "producer", "link", "link_error", "shadow")
 """Parameters of Celery's ``apply_async`` that may follow ``args`` and ``kwargs`` by position."""
 
-_CANVAS: Final = ("link", "chain", "chord", "group_id", "replaced_task_nesting")
+_CANVAS: Final = ("link", "link_error", "chain", "chord", "group_id", "replaced_task_nesting")
 """If a call has one of these options, other tasks depend on its end."""
 
 _clock: Final = SystemClock()

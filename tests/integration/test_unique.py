@@ -198,6 +198,16 @@ def test_a_part_of_a_canvas_is_sent_in_any_case(app, client):
     assert client.llen("celery") == 2
 
 
+@pytest.mark.parametrize("task", ["done", "strict"])
+@pytest.mark.parametrize("option", ["link", "link_error"])
+def test_a_call_whose_callback_waits_for_its_end_is_sent(app, client, task, option):
+    """A duplicate with an error callback was not sent, so nobody called the callback."""
+    app.tasks[task].delay("may", "a")
+    callback = app.signature("errback")
+    sent = app.tasks[task].apply_async(("may", "b"), **{option: callback})
+    assert (sent.duplicate, client.llen("celery")) == (False, 2)
+
+
 def test_a_skipped_call_does_not_block_the_next_one(app, client, redis_url):
     with new_worker(redis_url):
         holder = app.tasks["done"].delay("may", "a")
