@@ -416,6 +416,11 @@ def ending_at_rate(flow: str) -> str:
     return json.dumps({**json.loads(flow), "ends_at_rate": True}, separators=(",", ":"))
 
 
+def waiting_or_ending(flow: str, on_rate: str) -> str:
+    """Return flow options of a caller that waits or ends above the rate (``lock_on_rate``)."""
+    return flow if on_rate == "park" or not flow else ending_at_rate(flow)
+
+
 def lowest(rates: Iterable[Rate]) -> tuple[Rate, ...]:
     """Return these rates; of rates with the same kind and period, only the lowest."""
     found: dict[str, Rate] = {}

@@ -29,7 +29,7 @@ from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.parked_message import MessageToPark
-from celery_singleton_lock.core.rate import ending_at_rate, packed, rates_of
+from celery_singleton_lock.core.rate import ending_at_rate, packed, rates_of, waiting_or_ending
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.lock.backends import _watchdogs
 from celery_singleton_lock.store.operator.base import Operator
@@ -590,6 +590,37 @@ def test_observe_mode_reports_a_run_that_would_have_cost_too_much(store):
     assert (lock.blocked, lock.waited) == (2, 0)
 
 
+def skipping(store, number):
+    """Return the owner and the claim of a run that would end above a rate, with one permit."""
+    flow = waiting_or_ending(packed(rates_of("2/10s")), "skip")
+    return Owner(new_token(), f"{number}/0/0", "t", "w"), Claim("k", 30.0, 1, flow=flow)
+
+
+def test_observe_mode_counts_no_wait_for_a_run_that_would_be_skipped_above_its_rate(store):
+    """Such runs counted as waiting ever longer, and later ones behind them (lock_on_rate)."""
+    found = []
+    for number in range(6):
+        owner, claim = skipping(store, number)
+        found.append(store.record_observation(owner, claim, waits=True))
+        if number != 1:  # this one holds the lock meanwhile
+            store.record_observation(owner, claim, waits=True, took=0.0)
+    assert [each and each.waits_for for each in found] == [None, None, *[WaitsFor.RATE] * 4]
+    (lock,) = store.observations().locks
+    assert (lock.blocked, lock.waited) == (4, 0)
+
+
+def test_observe_mode_skips_a_run_that_is_next_above_its_rate(store):
+    """It waits for a holder that has a permit; then the rate allows no start."""
+    runs = [skipping(store, number) for number in range(3)]
+    found = [store.record_observation(owner, claim, waits=True) for owner, claim in runs]
+    assert [each and each.waits_for for each in found] == [None, *[WaitsFor.HOLDER] * 2]
+    for (owner, claim), took in zip(runs, (0.4, 0.2, 0.1), strict=True):
+        store.record_observation(owner, claim, waits=True, took=took)
+    (lock,) = store.observations().locks
+    assert lock.blocked == 2
+    assert 0 < lock.waited <= 1.0, "0.4 s and 0.6 s for the holders, and none for the rate"
+
+
 def test_observe_mode_sees_the_limit_and_rates_of_an_operator(store):
     """They are in force as soon as locks are enforced, whatever the tasks declare."""
     rate, by, admin = WaitsFor.RATE, Operator("test"), RedisAdminStore(store.client)
@@ -619,7 +650,9 @@ OBSERVATION_MUTANTS = [
     ("if rates then rates_in_force = rates.in_force(rates_in_force) end", ""),
     ("tonumber(ruled or computed.limit or limit_arg)", "tonumber(computed.limit or limit_arg)"),
     ("(waits == '0' or never)", "waits == '0'"),
-    ("local never = me and starts.costs_too_much(me)", "local never = false"),
+    ("local never = me and (starts.costs_too_much(me) or above_rate)", "local never = false"),
+    ("(starts.costs_too_much(me) or above_rate)", "starts.costs_too_much(me)"),
+    ("entry.ends_at_rate and begins > next_at and next_at", "nil"),
 ]
 
 
@@ -641,6 +674,8 @@ def play_observations(store):
         test_observe_mode_adds_up_the_costs_of_starts,
         test_observe_mode_counts_each_run_with_its_own_cost,
         test_observe_mode_reports_a_run_that_would_have_cost_too_much,
+        test_observe_mode_counts_no_wait_for_a_run_that_would_be_skipped_above_its_rate,
+        test_observe_mode_skips_a_run_that_is_next_above_its_rate,
         test_observe_mode_sees_the_limit_and_rates_of_an_operator,
     ):
         store.client.flushall()

@@ -267,7 +267,9 @@ class HeaderFactory:
         except ArgumentsDoNotBind:
             return header
         except Exception as error:  # noqa: BLE001  # in mode enforce, the task would fail with it
-            logger.warning("%s is not observed, since it has no lock name: %s", request, error)
+            logger.warning(
+                "%s is not observed, since it would fail in mode enforce: %s", request, error
+            )
             return header
 
     def unlocked(self, request: LockedRequest, error: Exception | None) -> LockHeader:

@@ -24,7 +24,7 @@ from celery_singleton_lock.core.model import (
     Reply,
     Reservation,
 )
-from celery_singleton_lock.core.rate import Rate, ending_at_rate
+from celery_singleton_lock.core.rate import Rate, waiting_or_ending
 from celery_singleton_lock.errors import (
     BackendError,
     BackendUnreachable,
@@ -462,7 +462,7 @@ def claim_of(header: LockHeader, options: LockOptions) -> Claim:
         options.max_waiting,
         header.copy and (header.first_place or 1),
         options.on_full == "replace",
-        flow if options.on_rate == "park" or not flow else ending_at_rate(flow),
+        waiting_or_ending(flow, options.on_rate),
         header.later,
     )
 

@@ -34,6 +34,7 @@ from celery_singleton_lock.core.model import (
     Reservation,
     Verdict,
 )
+from celery_singleton_lock.core.rate import waiting_or_ending
 from celery_singleton_lock.errors import BackendError, ConfigurationError
 from celery_singleton_lock.store.base import Store
 from celery_singleton_lock.worker.execution.celery_outcome import (
@@ -165,7 +166,8 @@ class LockTracer:
         for number, each in reversed(list(enumerate(singles(header)))):
             own = options_of(header, number, options)
             name = each.name or header.observed
-            claim = Claim(name, own.lease, own.limit, flow=each.flow or own.flow)
+            flow = waiting_or_ending(each.flow or own.flow, own.on_rate)
+            claim = Claim(name, own.lease, own.limit, flow=flow)
             go = partial(self._observe_mode.watch, owner_of(each), claim, go, waits=waits)
         try:
             return go()

@@ -67,6 +67,7 @@ local function new_entry()
   local entry = {token = token, task = task, attempt = attempt, worker = worker, start = now}
   entry.ahead = options.head_start and options.head_start / 1000
   if #rates_in_force > 0 then entry.costs = costs end
+  entry.ends_at_rate = options.ends_at_rate
   local group, group_limit = unpack(options.group or {})
   if (group_limit or 0) > 0 then entry.group, entry.group_limit = group, group_limit end
   return entry
@@ -108,7 +109,8 @@ local function reason_of(permit, group_permit, has_permits, never)
 end
 
 local left, undecided, full = {}, false, {}
-local never = me and starts.costs_too_much(me) -- it would fail
+local above_rate = me and me.ends_at_rate and starts.allowed_from(me, me.start) > me.start
+local never = me and (starts.costs_too_much(me) or above_rate) -- it would fail, or be skipped
 for _, entry in ipairs(kept) do
   local permit, group_permit
   if not entry.begins and not undecided then
@@ -120,9 +122,11 @@ for _, entry in ipairs(kept) do
     full[entry.group] = not group_permit
   end
   local has_permits = permit and (group_permit or not entry.group)
-  local begins = entry.begins
+  local begins, ended = entry.begins, nil
   if not begins and has_permits then
-    begins = starts.allowed_from(entry, math.max(permit, group_permit or 0, entry.start))
+    local next_at = math.max(permit, group_permit or 0, entry.start)
+    begins = starts.allowed_from(entry, next_at)
+    ended = entry.ends_at_rate and begins > next_at and next_at
   end
   local late = not entry.begins and (not begins or begins > entry.start or entry.met or entry == me and never)
   if entry == me and late then answer = describe(who(), reason_of(permit, group_permit, has_permits, never)) end
@@ -130,6 +134,8 @@ for _, entry in ipairs(kept) do
     left[#left + 1] = entry
   elseif late and (waits == '0' or never) and entry == me then
     report.blocked(entry, 0)
+  elseif ended then -- it would be skipped when it is next
+    report.blocked(entry, ended - entry.start)
   elseif begins then
     if late then report.blocked(entry, math.max(0, begins - entry.start)) end
     entry.begins = begins
