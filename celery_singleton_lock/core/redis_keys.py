@@ -20,7 +20,8 @@ part           type    content
 ``flow:log``   ZSET    token -> its start, microseconds; 9e15 while its grant is not claimed
 ``flow:groups``, ``flow:heads``, ``flow:full``, ``flow:idle``, ``flow:line:<group>`` and
                        ``flow:running:<group>``: see docs/flow-design.md; only with groups
-``unique:<key>:call`` string, JSON: the unique call that counts as sent; expires
+``unique:<key>:call`` string, JSON: the unique call that counts as sent; expires. If
+                       ``:<key>`` contains ``:unique:``: ``unique:<key>:<its bytes>:long-call``
 ``unique:<id>:followers`` ZSET, token of a duplicate that follows a task -> place; expires
 ``unique:<id>:instead``   string, id of the task that its followers follow instead; an hour
 ``attempts``   ZSET    token -> digest of its attempt, of many holders: a cache; expires
@@ -88,6 +89,19 @@ def key_name(name: str) -> str:
     if len(encoded) <= LONGEST_NAME:
         return name
     return "sha256-" + hashlib.sha256(encoded).hexdigest()
+
+
+def unique_key_of(ending: str) -> str | None:
+    """Return the key of a unique call, given what follows ``<name>:unique:`` in the key in Redis.
+
+    Return None if that key does not belong to an entry of this lock; see ``unique_part`` in
+    unique.lua.
+    """
+    if not ending.endswith(":long-call"):
+        key = ending.removesuffix(":call")
+        return None if key == ending or ":unique:" in f":{key}" else key
+    key, _, length = ending.removesuffix(":long-call").rpartition(":")
+    return key if length == str(len(key.encode())) and ":unique:" in f":{key}" else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +201,9 @@ class Keyspace:
         """Return the wake list of a waiting client."""
         return f"{self.bucket(bucket_of(name))}:{key_name(name)}:wake:{token}"
 
-    def unique(self, name: str) -> tuple[str, str]:
-        """Return what precedes and what follows the key of a unique call in its entry's name."""
-        return f"{self.bucket(bucket_of(name))}:{key_name(name)}:unique:", ":call"
+    def unique(self, name: str) -> str:
+        """Return the start of the entries of a lock's unique calls; see :func:`unique_key_of`."""
+        return f"{self.bucket(bucket_of(name))}:{key_name(name)}:unique:"
 
     def attempts(self, name: str) -> str:
         """Return the cache of the attempts of a lock's many holders; search.lua makes it."""

@@ -11,7 +11,8 @@ from celery_singleton_lock.cli import render
 from celery_singleton_lock.core.model import Claim, Ending, Owner
 from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.rate import packed
-from celery_singleton_lock.core.unique import FirstCall, UniqueCall
+from celery_singleton_lock.core.redis_keys import bucket_of
+from celery_singleton_lock.core.unique import EntryState, FirstCall, UniqueCall
 from celery_singleton_lock.flower.rows import LockRows
 from celery_singleton_lock.store.operator.redis import ClusterAdminStore, RedisAdminStore
 
@@ -130,10 +131,29 @@ def test_the_calls_of_a_lock_of_any_name_are_found(store, name):
     assert (call.key, call.task_id) == ("[a-z]:call", "a")
 
 
+def test_two_locks_whose_names_and_calls_read_alike_have_their_own_calls(store):
+    """Both had one entry in Redis, so a call of one lock was no longer sent for the other one."""
+    pairs = [("k", "x68:unique:report"), ("k:unique:x68", "report")]
+    assert bucket_of("k") == bucket_of("k:unique:x68")
+    for (name, key), task_id in zip(pairs, "ab", strict=True):
+        assert store.announce(name, key, task_id).state is EntryState.ANNOUNCED
+    for (name, key), task_id in zip(pairs, "ab", strict=True):
+        assert store.announce(name, key, "asks").task_id == task_id
+        (call,) = show_lock(store, name).calls
+        assert (call.key, call.task_id) == (key, task_id)
+
+
+def test_an_entry_that_an_older_version_has_written_still_counts(store, lock_client):
+    """Only a key that contains the part ``unique`` has another name in Redis than before."""
+    store.announce("k", "unique report:unique", "a")
+    assert lock_client.exists(f"{store.keyspace.unique('k')}unique report:unique:call")
+
+
 def test_what_another_program_has_stored_is_no_call(store, lock_client):
-    before, after = store.keyspace.unique("k")
-    lock_client.rpush(f"{before}list{after}", "data")
-    lock_client.set(f"{before}text{after}", "data")
+    before = store.keyspace.unique("k")
+    lock_client.rpush(f"{before}list:call", "data")
+    lock_client.set(f"{before}text:call", "data")
+    lock_client.set(f"{before}a:unique:b:7:long-call", "data")
     start(store, "a")
     lock_client.set(f"{before}a:followers", "data")
     assert calls(store) == {"report": FirstCall("report", "a", "running")}

@@ -14,7 +14,7 @@ from celery_singleton_lock.core.lock_steps import carry_out
 from celery_singleton_lock.core.model import ALIVE, REMEMBERED, Reply
 from celery_singleton_lock.core.owner_token import base_of, new_token
 from celery_singleton_lock.core.rate import Rate, listed
-from celery_singleton_lock.core.redis_keys import BUCKETS
+from celery_singleton_lock.core.redis_keys import BUCKETS, unique_key_of
 from celery_singleton_lock.core.unique import EntryState, FirstCall, SentCall
 from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.message_text import encodable
@@ -231,13 +231,12 @@ class RedisAdminStore(RedisStore):
 
     def call_keys(self, name: str) -> Iterator[str]:
         """Yield the keys of the unique calls of a lock; see :meth:`AdminStore.call_keys`."""
-        before, after = self.keyspace.unique(name)
+        start = self.keyspace.unique(name)
         for server in self._all_servers():
-            match = f"{escaped(before)}*{escaped(after)}"
             with explained(self.reconnect):
-                found = list(server.scan_iter(match, SCANNED))
-            for key in found:
-                yield replies.text(key)[len(before) : -len(after)]
+                found = list(server.scan_iter(f"{escaped(start)}*call", SCANNED))
+            keys = (unique_key_of(replies.text(each)[len(start) :]) for each in found)
+            yield from (key for key in keys if key is not None)
 
     def list_calls(self, name: str, keys: Iterable[str] = ()) -> Sequence[FirstCall]:
         """Return the calls that count as sent; see :meth:`AdminStore.list_calls`."""

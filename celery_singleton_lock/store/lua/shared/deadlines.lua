@@ -83,7 +83,7 @@ local INSTEAD_MS = 3600000 -- by then the other followers have had a slot
 -- The task that counts for the followers of another one, which has left no result. It is remembered, since some of them
 -- get a slot only when it has ended.
 local function counts_instead_of(first, id)
-  local key = string.sub(holders, 1, -8) .. 'unique:' .. first .. ':instead'
+  local key = unique_part(first, 'instead')
   redis.pcall('SET', key, id, 'NX', 'PX', INSTEAD_MS)
   local known = redis.pcall('GET', key)
   return type(known) == 'string' and known or id

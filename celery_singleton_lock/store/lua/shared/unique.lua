@@ -7,7 +7,15 @@
 -- `waits` counts senders that wait until it is no longer pending. `again` is for how long (ms) the entry stays after
 -- the end of this attempt, since the task has sent its retry.
 -- Its key ends in `:call`. No other key of a lock does, so no text of a caller can name another key.
-local function unique_entry(key) return string.sub(holders, 1, -8) .. 'unique:' .. key .. ':call' end
+-- The part `unique` also ends the name of the lock. A text that contains it itself could be that of another lock, so
+-- its length follows: then each key of Redis belongs to one lock and one text.
+local function unique_part(text, what)
+  local start = string.sub(holders, 1, -8) .. 'unique:' .. text .. ':'
+  if not string.find(':' .. text, ':unique:', 1, true) then return start .. what end
+  return start .. #text .. ':long-' .. what
+end
+
+local function unique_entry(key) return unique_part(key, 'call') end
 
 -- nil also if another program uses the key.
 local function read_unique(key)
@@ -27,7 +35,7 @@ local function write_unique(key, entry, ms)
 end
 
 -- Followers of a task: stored messages that are out of the queue until it has ended. See follow().
-local function followers_of(id) return string.sub(holders, 1, -8) .. 'unique:' .. id .. ':followers' end
+local function followers_of(id) return unique_part(id, 'followers') end
 
 -- Make followers check again now: the next sweep reads them, in order of arrival.
 local function wake_followers(id, most)
