@@ -288,10 +288,25 @@ class Nodes:
             answers = self._once_more(commands)
         if any(isinstance(answer, failures.ReadOnlyError) for answer in answers):
             self.refresh_layout()
-        return [
-            self._alone(command) if isinstance(answer, ELSEWHERE) else answer
-            for command, answer in zip(commands, answers, strict=True)
-        ]
+        return self._followed(commands, answers)
+
+    def _followed(self, commands: Sequence[Words], answers: Sequence[Any]) -> list[Any]:
+        """Send the commands again whose keys have moved: of a slot that still moves, only one.
+
+        redis-py repeats a command of such a slot for 0.4 s. The other commands would wait for it.
+        """
+        final: list[Any] = []
+        moving: dict[int, Any] = {}
+        for command, answer in zip(commands, answers, strict=True):
+            if not isinstance(answer, ELSEWHERE):
+                final.append(answer)
+                continue
+            slot = self._client.keyslot(key_of(command[0]))
+            told = moving[slot] if slot in moving else self._alone(command)
+            if isinstance(told, failures.TryAgainError):
+                moving[slot] = told
+            final.append(told)
+        return final
 
     def _once_more(self, commands: Sequence[Words]) -> list[Any]:
         """Send commands of one master again, to the master that has the first key now."""
@@ -370,8 +385,9 @@ def as_redis_errors() -> Iterator[None]:
     """Convert errors of other classes that redis-py's Cluster clients raise.
 
     A new node is not in the layout until it has its first slot. Until then, redis-py follows ASK to
-    None. And redis-py 5.1 to 6.4 closes connections on which other threads wait for an answer; then
-    their buffer is closed, or None.
+    None. redis-py repeats a command whose slot moves, and then gives up with an error of another
+    class. And redis-py 5.1 to 6.4 closes connections on which other threads wait for an answer;
+    then their buffer is closed, or None.
 
     Raises:
         redis.exceptions.TryAgainError: the slot moves; the command was not executed.
@@ -380,6 +396,11 @@ def as_redis_errors() -> Iterator[None]:
     """
     try:
         yield
+    except failures.ClusterError as error:
+        if "TTL exhausted" not in str(error):
+            raise
+        msg = "the lock's slot is moving"
+        raise failures.TryAgainError(msg) from error
     except AttributeError as error:
         if "NoneType" not in str(error):
             raise
