@@ -299,11 +299,11 @@ class Identity(NamedTuple):
 
     Args:
         markers: random values that were written once: one, or one for each bucket of a Cluster;
-            empty if that was not possible.
+            empty if that was not possible; None while the slot of a bucket moves.
         runs: run ids of the servers that report one.
     """
 
-    markers: tuple[str, ...] = ()
+    markers: tuple[str | None, ...] = ()
     runs: frozenset[str] = frozenset()
 
     def differs(self, before: Identity) -> str:
@@ -317,7 +317,12 @@ class Identity(NamedTuple):
     def has_lost(self, before: Identity) -> bool:
         """Return whether data has certainly been lost since ``before``."""
         pairs = zip(before.markers, self.markers, strict=True)
-        return any(old not in {"", new} for old, new in pairs)
+        return any(old and new is not None and old != new for old, new in pairs)
+
+    def completed(self, before: Identity) -> Identity:
+        """Return this identity with the markers of ``before`` for the buckets that move."""
+        pairs = zip(before.markers, self.markers, strict=True)
+        return self._replace(markers=tuple(old if new is None else new for old, new in pairs))
 
 
 class Reply(NamedTuple):

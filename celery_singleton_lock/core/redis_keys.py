@@ -260,6 +260,15 @@ class Keyspace:
         """The hashes of the last drain of each route; each bucket's fleet has its own."""
         return tuple(f"{fleet}:drained" for fleet in self.fleets)
 
+    @staticmethod
+    def of_fleet(fleet: str) -> tuple[str, str]:
+        """Return the keys of a script about workers; ``fleet`` is one of :attr:`fleets`.
+
+        There are two, so that a Cluster refuses the script while the slot moves (TRYAGAIN). With
+        one key the new master would execute it, and MIGRATE would then refuse the keys (BUSYKEY).
+        """
+        return fleet, f"{fleet}:routes"
+
     def inbox(self, worker: str, bucket: int = 0) -> str:
         """Return the list in which a worker receives its grants, in one bucket on a Cluster."""
         return f"{self.fleets[bucket]}:inbox:{worker}"

@@ -16,14 +16,32 @@ from celery_singleton_lock.core.lock_view import (
     WaitingGroup,
     WaitsFor,
 )
-from celery_singleton_lock.core.model import Preempted, Renewal, Reply, Verdict
+from celery_singleton_lock.core.model import Identity, Preempted, Renewal, Reply, Verdict
 from celery_singleton_lock.core.parked_message import Delivery, SweepReply, UntakenMessage
 from celery_singleton_lock.core.rate import described
+from celery_singleton_lock.errors import BackendError
 
 
 def text(raw: Any) -> str:
     """Return a reply as text, whether the client decodes replies or not."""
     return raw.decode("utf-8", "replace") if isinstance(raw, bytes) else str(raw)
+
+
+def identity(answers: Iterable[Any]) -> Identity:
+    """Return which servers have answered; an answer is None if its slot moves.
+
+    Raises:
+        BackendError: an answer is one.
+    """
+    markers: list[str | None] = []
+    runs: set[str] = set()
+    for answer in answers:
+        if isinstance(answer, BackendError):
+            raise answer
+        marker, run = (None, "") if answer is None else map(text, answer)
+        markers.append(marker)
+        runs.add(run)
+    return Identity(tuple(markers), frozenset(runs - {""}))
 
 
 def seconds(milliseconds: Any) -> float:

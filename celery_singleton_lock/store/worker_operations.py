@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from celery_singleton_lock.core.model import Claim, Identity, Owner, Reply
 from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.redis_keys import BUCKETS
-from celery_singleton_lock.errors import BackendError, BackendRefused
+from celery_singleton_lock.errors import BackendRefused
 from celery_singleton_lock.store import replies
 from celery_singleton_lock.store.requests import Command, Steps
 from celery_singleton_lock.store.script_arguments import limit_of, milliseconds
@@ -113,7 +113,7 @@ class WorkerOperations(ScriptRunner):
         arguments: list[Argument] = [heartbeat.worker, heartbeat.realm]
         arguments += [milliseconds(heartbeat.ttl), about, heartbeat.free]
         arguments += [heartbeat.digest, tasks, int(light), *heartbeat.queues]
-        return Call(self.scripts["worker_heartbeat"], [fleet], arguments)
+        return Call(self.scripts["worker_heartbeat"], self.keyspace.of_fleet(fleet), arguments)
 
     def list_running(
         self,
@@ -209,19 +209,13 @@ class WorkerOperations(ScriptRunner):
 
     def identify(self) -> Steps[Identity]:
         """Return which servers these are; see :meth:`WorkerStore.identify`."""
-        calls = [self._identify_call(fleet) for fleet in self.keyspace.fleets]
-        answers = yield from self.run_many(calls)
-        for answer in answers:
-            if isinstance(answer, BackendError):
-                raise answer
-        markers, runs = zip(*answers, strict=True)
-        return Identity(
-            tuple(map(replies.text, markers)), frozenset(map(replies.text, runs)) - {""}
-        )
+        calls = [self.identify_call(fleet) for fleet in self.keyspace.fleets]
+        return replies.identity((yield from self.run_many(calls)))
 
-    def _identify_call(self, fleet: str) -> Call:
+    def identify_call(self, fleet: str) -> Call:
+        """Return the call of the script ``identify``."""
         script = self.scripts["identify"]
-        return Call(script, [fleet], script.pack({"fresh": new_token()}))
+        return Call(script, self.keyspace.of_fleet(fleet), script.pack({"fresh": new_token()}))
 
     def describe(self) -> Steps[Mapping[str, str]]:
         """Return facts about the server; ``unknown`` for those that it does not report."""

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -439,6 +440,29 @@ def test_while_its_slot_moves_a_lock_is_not_taken_for_another_programs(changing)
         assert "did not answer" in drift.told
     (lock,) = admin.summarise_locks(NAME)
     assert (lock.name, lock.holders[0].token) == (NAME, holder.token)
+
+
+def test_the_slot_of_a_lock_can_be_moved_while_workers_send_heartbeats(changing):
+    """Heartbeats left keys at the new master, so the move failed (BUSYKEY), and stayed open."""
+    cluster, store = changing
+    beat = partial(store.worker_heartbeat, "w", "R", ["q"], 300.0)
+    beat()
+    before = store.identify()
+    key = store.keyspace.lock(NAME).meta
+    slot, old = key_slot(key.encode()), cluster.owner(key)
+    new = cluster.another(old)
+    with moving(slot, old, new):
+        beat()
+        beat(light=True)
+        during = store.identify()
+        with new.client() as client:
+            assert client.execute_command("CLUSTER", "COUNTKEYSINSLOT", slot) == 0
+    assert not during.has_lost(before)
+    assert during.completed(before).markers == before.markers
+    cluster.move(slot, old, new)
+    beat()
+    assert not store.identify().has_lost(before)
+    cluster.move(slot, new, old)
 
 
 def test_while_a_slot_moves_other_leases_of_its_master_are_renewed_in_time(changing):

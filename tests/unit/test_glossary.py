@@ -106,7 +106,7 @@ KEYS = {
 }
 """Method or field that makes a key -> how the pages write it."""
 
-NO_KEYS = {"prefix", "spread", "bucket", "lock", "sent", "fleet_of", "fleets"}
+NO_KEYS = {"prefix", "spread", "bucket", "lock", "sent", "fleet_of", "fleets", "of_fleet"}
 """Settings, parts of keys, and methods that return several."""
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from redis import exceptions as failures
 
-from celery_singleton_lock.core.model import Claim, Ending, Owner, Renewal
+from celery_singleton_lock.core.model import Claim, Ending, Identity, Owner, Renewal
 from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.parked_message import Delivery
 from celery_singleton_lock.core.redis_keys import BUCKETS
@@ -19,7 +19,8 @@ from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.store import replies
 from celery_singleton_lock.store.error_mapping import explain
 from celery_singleton_lock.store.operations import Operations
-from celery_singleton_lock.store.requests import Receive, Steps
+from celery_singleton_lock.store.requests import Batch, Receive, Steps, by_digest
+from celery_singleton_lock.store.scripts import Call
 from celery_singleton_lock.store.worker_operations import Heartbeat
 
 PATIENCE: Final = 1 / 6
@@ -81,16 +82,34 @@ class ClusterOperations(Operations):
         """Record in every bucket that a worker is alive; return the modes that were switched."""
         heartbeat = Heartbeat.of(worker, realm, queues, ttl, free, tasks, stopped)
         fleets = self.keyspace.fleets
-        answers = yield from self.run_many(
+        answers = yield from self._run_unless_moving(
             [self.heartbeat_call(fleet, heartbeat, light=light) for fleet in fleets]
         )
         whole = [
             self.heartbeat_call(fleet, heartbeat, whole=True)
             for fleet, answer in zip(fleets, answers, strict=True)
-            if not isinstance(answer, BackendError) and not int(answer[0])
+            if answer is not None and not isinstance(answer, BackendError) and not int(answer[0])
         ]
-        raise_first([*answers, *(yield from self.run_many(whole))])  # after all were sent
+        repeated = yield from self._run_unless_moving(whole)
+        raise_first([*answers, *repeated])  # after all were sent
         return (yield from self.switches())
+
+    def identify(self) -> Steps[Identity]:
+        """Return which servers these are; see :meth:`WorkerStore.identify`."""
+        calls = [self.identify_call(fleet) for fleet in self.keyspace.fleets]
+        return replies.identity((yield from self._run_unless_moving(calls)))
+
+    def _run_unless_moving(self, calls: Sequence[Call]) -> Steps[list[Any]]:
+        """Run scripts as :meth:`run_many` does; the answer is None for a slot that moves.
+
+        A worker goes on without it: the locks of other slots can be used.
+        """
+        answers = yield Batch([by_digest(call) for call in calls])
+        final: list[Any] = []
+        for call, answer in zip(calls, answers, strict=True):
+            moves = isinstance(answer, failures.TryAgainError)
+            final.append(None if moves else (yield from self.answer_to(call, answer)))
+        return final
 
     def receive(self, worker: str, timeout: float) -> Steps[Delivery | None]:
         """Wait up to ``timeout`` seconds for a grant in the inboxes of ``worker``."""

@@ -121,8 +121,10 @@ class DataLoss:
         """
         some = list(islice(self._tracked.values(), AT_ONCE))
         kept = self._store.has_messages(some)
-        identity = self._store.identify()
-        before, self._identity = self._identity, identity
+        identity, before = self._store.identify(), self._identity
+        if before is not None:
+            identity = identity.completed(before)
+        self._identity = identity
         self._check_schema()
         reason = "" if before is None else identity.differs(before)
         if reason:
