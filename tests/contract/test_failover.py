@@ -113,6 +113,26 @@ def test_a_demoted_master_is_left_though_it_keeps_the_connection(make_redis, mak
             admin.replicaof("NO", "ONE")  # else the new master takes five seconds to end
 
 
+def test_a_renewal_follows_the_master_though_a_replica_keeps_the_connection(make_redis, make_store):
+    """The watchdog went on asking the former master until all leases had ended."""
+    old = make_redis()
+    new = make_redis("--replicaof", f"127.0.0.1 {old.port}", "--repl-diskless-sync-delay", "0")
+    with Proxy(old.port) as proxy:
+        store = make_store(parse_backend_url(proxy.url), {})
+        owner = Owner(new_token())
+        assert store.acquire(owner, Claim("a", 60.0)).verdict is Verdict.GRANTED
+        with old.client(decode_responses=True) as one, new.client(decode_responses=True) as other:
+            eventually(lambda: one.info().get("slave0", {}).get("state") == "online", 30)
+            one.execute_command("FAILOVER", "TO", "127.0.0.1", new.port)
+            eventually(lambda: one.info()["role"] == "slave", 10, "the former master is a replica")
+            proxy.target = new.port
+            leases = [("a", owner.token, 60.0), ("nobody has it", owner.token, 60.0)]
+            with pytest.raises(BackendUnreachable, match=r"ReadOnlyError|READONLY"):
+                store.extend(leases)
+            assert store.extend(leases) == [True, False]
+            other.replicaof("NO", "ONE")
+
+
 def test_too_few_replicas_is_an_outage_and_not_a_refusal(make_redis, make_store):
     """``min-replicas-to-write``: a master that lost its replicas is asked again soon."""
     alone = make_redis("--min-replicas-to-write", "1")

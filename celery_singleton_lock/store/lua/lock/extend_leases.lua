@@ -31,6 +31,9 @@ end
 local replies = {}
 for i = 0, #ARGV / 3 - 1 do
   local ran, held = pcall(renew, 12 * i, ARGV[3 * i + 1], ARGV[3 * i + 2], tonumber(ARGV[3 * i + 3]))
-  replies[i + 1] = ran and held or type(held) == 'table' and held.err or tostring(held)
+  if not ran then held = type(held) == 'table' and held.err or tostring(held) end
+  -- An error of the whole call: clients then leave a server that is a replica now.
+  if not ran and string.find(held, 'READONLY', 1, true) then return redis.error_reply(held) end
+  replies[i + 1] = held
 end
 return replies
