@@ -242,7 +242,9 @@ class UniqueStore(Protocol):
         """
         ...
 
-    def withdraw(self, name: str, key: str, task_id: str, retries: int) -> bool:
+    def withdraw(
+        self, name: str, key: str, task_id: str, retries: int, *, ended: bool = False
+    ) -> bool:
         """End the entry of a call that was not sent, or whose task has ended without a start.
 
         Args:
@@ -250,6 +252,8 @@ class UniqueStore(Protocol):
             key: text that two calls of this lock share if they are alike.
             task_id: id of its task; empty: that of any task.
             retries: number of retries of its attempt.
+            ended: whether its task has ended. Then the entry of a task that holds the lock ends
+                with its lease, if the lock is not released before.
 
         Returns:
             Whether the entry has ended. It stays if the task is parked or holds the lock, or if its

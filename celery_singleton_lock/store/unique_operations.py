@@ -40,9 +40,13 @@ class UniqueOperations(ScriptRunner):
         script, own = self.scripts["confirm_sent"], (name, key, task_id, retries)
         return SplitCall(script, name, own, (lease_of(seconds),))
 
-    def withdraw(self, name: str, key: str, task_id: str, retries: int) -> Steps[bool]:
+    def withdraw(
+        self, name: str, key: str, task_id: str, retries: int, *, ended: bool = False
+    ) -> Steps[bool]:
         """End the entry of a unique call; see :meth:`UniqueStore.withdraw`."""
-        call = self.lock_call("withdraw", name, unique_key=key, task_id=task_id, retries=retries)
+        call = self.lock_call(
+            "withdraw", name, unique_key=key, task_id=task_id, retries=retries, ended=int(ended)
+        )
         return bool((yield from self.run(call)))
 
 

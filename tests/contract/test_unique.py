@@ -200,6 +200,27 @@ def test_a_task_whose_process_dies_counts_while_the_broker_has_it(store, client)
     assert entry(store, client) == ("sent", "a", 60)
 
 
+def test_a_task_that_has_ended_is_over_when_its_lease_lapses_before_its_release(store, client):
+    """Redis was away at its end: the release was repeated later, and found nothing to release."""
+    sent(store, "a")
+    store.acquire(owner("a"), claim()._replace(lease=0.05))
+    assert not store.withdraw("k", "report", "a", 0, ended=True)
+    assert entry(store, client) == ("here", "a", 0)
+    threading.Event().wait(0.1)
+    store.sweep_and_grant("k")
+    assert store.release("k", "a.0", Ending.FINAL).verdict is Verdict.ABSENT
+    assert entry(store, client) is None
+
+
+def test_the_end_of_a_task_is_not_that_of_its_retry(store, client):
+    sent(store, "a")
+    store.acquire(owner("a"), claim())
+    assert store.confirm_sent("k", "report", "a", 1, 300.0)
+    assert not store.withdraw("k", "report", "a", 0, ended=True)
+    store.release("k", "a.0", Ending.FINAL)
+    assert entry(store, client) == ("sent", "a", 300)
+
+
 def test_a_task_that_was_acknowledged_early_is_over_when_its_process_dies(store, client):
     sent(store, "a")
     store.acquire(owner("a"), claim(late=False)._replace(lease=0.05))

@@ -65,7 +65,9 @@ class TaskQuorum(QuorumStore):
         """Refuse likewise."""
         refuse("A unique call")
 
-    def withdraw(self, name: str, key: str, task_id: str, retries: int) -> bool:
+    def withdraw(
+        self, name: str, key: str, task_id: str, retries: int, *, ended: bool = False
+    ) -> bool:
         """Refuse likewise."""
         refuse("A unique call")
 

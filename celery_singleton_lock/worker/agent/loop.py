@@ -521,8 +521,8 @@ class Agent:
             case RetryRefused() as command:
                 self._post(self._dispatcher.try_again, command.name)
             case EndUnique() as command:
-                unique = command.unique
-                self.store.withdraw(unique.lock, unique.key, command.task_id, command.retries)
+                unique, task_id = command.unique, command.task_id
+                self.store.withdraw(unique.lock, unique.key, task_id, command.retries, ended=True)
             case TrackReservation() as command:
                 self._revokes.track(command)
             case ReportLoss() as command:

@@ -105,7 +105,7 @@ class UndispatchedTracer:
         """End the entry of a unique call, so that a call like it is sent."""
         try:
             retries = int(run.request.get("retries") or 0)
-            self._store().withdraw(unique.lock, unique.key, run.uuid, retries)
+            self._store().withdraw(unique.lock, unique.key, run.uuid, retries, ended=True)
         except BackendError as error:
             logger.warning(
                 "Redis did not store that the unique call %s[%s] is over. It counts for up to %g s "

@@ -5,7 +5,7 @@
 --   sent      the broker has its message
 --   here      its message is parked, or its task holds the lock: the entry does not expire
 -- `waits` counts senders that wait until it is no longer pending. `again` is for how long (ms) the entry stays after
--- the end of this attempt, since the task has sent its retry.
+-- the end of this attempt, since the task has sent its retry. `ended`: the worker has said that the task has ended.
 -- Its key ends in `:call`. No other key of a lock does, so no text of a caller can name another key.
 -- The part `unique` also ends the name of the lock. A text that contains it itself could be that of another lock, so
 -- its length follows: then each key of Redis belongs to one lock and one text.
@@ -95,7 +95,7 @@ local function end_unique(rec, left)
   rec.unique = nil
   -- Its retry may be parked already.
   if not entry or entry.id ~= id or entry.state ~= 'here' or entry.attempt ~= rec.attempt then return end
-  if not left and not entry.again then return drop_unique(key, id) end
+  if (not left or entry.ended) and not entry.again then return drop_unique(key, id) end
   entry.state, entry.retries = 'sent', entry.again and retries + 1 or retries
   entry.attempt = nil
   write_unique(key, entry, tonumber(entry.again or most))
