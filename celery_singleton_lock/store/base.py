@@ -559,6 +559,10 @@ class ReplicaStore(Protocol):
         """Return the error text for locks that too few replicas confirm."""
         ...
 
+    def has_traces(self, messages: Sequence[ParkedMessage]) -> Sequence[bool]:
+        """See :meth:`MessageStore.has_traces`."""
+        ...
+
 
 class Store(LockStore, RatedStore, UniqueStore, MessageStore, WorkerStore, Protocol):
     """All operations that a worker needs."""

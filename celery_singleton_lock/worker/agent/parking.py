@@ -11,7 +11,7 @@ from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.lock_view import Parked, WaitsFor, reason_in
 from celery_singleton_lock.core.model import CLAIM_UNANSWERED, Claim, Owner, Reply, Verdict
-from celery_singleton_lock.core.parked_message import MessageToPark, ParkedMessage
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.unique import UniqueCall
 from celery_singleton_lock.errors import BackendError, LockUnusable
 from celery_singleton_lock.events import TaskBlocked
@@ -164,9 +164,7 @@ class Parking:
         self._report(request, reply, answer.asked_at)
         self._timers.note(answer.lock, reply)
         if reply.verdict is Verdict.WAITING:
-            token, task = answer.arguments[0].token, answer.arguments[0].task
-            moved = request.lock_header.moved
-            self._data_loss.track(ParkedMessage(answer.lock, token, task, request.id, moved))
+            self._data_loss.track(answer.message)
         if request.lock_header.lock_set is not None and reply.verdict in _KEPT | {Verdict.DONE}:
             self.leave_previous_queue(LeavePreviousQueue(request))
 

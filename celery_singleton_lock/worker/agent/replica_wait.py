@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple
 
 from celery_singleton_lock.core.clock import Clock
-from celery_singleton_lock.core.model import Claim, Owner, Reply
-from celery_singleton_lock.core.parked_message import MessageToPark
+from celery_singleton_lock.core.model import Claim, Owner, Reply, Verdict
+from celery_singleton_lock.core.parked_message import MessageToPark, ParkedMessage
 from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.store.base import ReplicaStore
 from celery_singleton_lock.worker.agent_commands import Call, Park
@@ -44,12 +44,21 @@ class ParkedAnswer(NamedTuple):
         """Name of the lock at which it is parked."""
         return self.arguments[1].name
 
+    @property
+    def message(self) -> ParkedMessage:
+        """The message, if the reply says that it waits."""
+        owner, request = self.arguments[0], self.park.request
+        return ParkedMessage(
+            self.lock, owner.token, owner.task, request.id, request.lock_header.moved
+        )
+
 
 class ReplicaWait:
     """Confirms that enough replicas have a parked message, so that it may be acknowledged.
 
     Until enough replicas confirm, the servers are asked every half second. A message that had to
-    wait is parked once more after that. This has an effect only if a failover has lost it.
+    wait is parked once more after that. This has an effect only if a failover has lost it. So is a
+    message of which the server that confirms has no trace: it was parked on a former master.
 
     Args:
         store: a store with its own connections.
@@ -107,18 +116,27 @@ class ReplicaWait:
         names = sorted({answer.lock for answer in (*new, *self._late)})
         try:
             safe = {name for name, ok in zip(names, self._store.confirm(names), strict=True) if ok}
+            lost = self._lost([answer for answer in new if answer.lock in safe])
         except BackendError:
-            safe = set()
+            safe, lost = set(), set()
         for answer in self._late:
             if answer.lock in safe:
                 self._commands.put(answer.park)
         self._late = [answer for answer in self._late if answer.lock not in safe]
         for answer in new:
-            if answer.lock in safe:
-                self._commands.put(Call(partial(self._confirmed, answer)))
-            else:
+            if answer.lock not in safe:
                 self._late.append(answer)
+            elif answer.message.token in lost:
+                self._commands.put(answer.park)
+            else:
+                self._commands.put(Call(partial(self._confirmed, answer)))
         self._tell()
+
+    def _lost(self, answers: Sequence[ParkedAnswer]) -> set[str]:
+        """Return the tokens of messages that wait, and of which the server has no trace."""
+        messages = [each.message for each in answers if each.reply.verdict is Verdict.WAITING]
+        traced = self._store.has_traces(messages)
+        return {each.token for each, known in zip(messages, traced, strict=True) if not known}
 
     def _tell(self) -> None:
         """Log when too few replicas confirm for the first time, and when enough confirm again."""

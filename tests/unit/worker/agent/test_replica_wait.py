@@ -22,6 +22,7 @@ class PaperReplicas:
     def __init__(self):
         self.clock = SystemClock()
         self.have = set()
+        self.lost = set()
         self.asked = 0
         self.away = False
 
@@ -30,6 +31,9 @@ class PaperReplicas:
         if self.away:
             raise BackendUnreachable
         return [name in self.have for name in names]
+
+    def has_traces(self, messages):
+        return [message.lock not in self.lost for message in messages]
 
     def too_few(self):
         return "Too few."
@@ -59,7 +63,7 @@ def waiting(store, orders, safe):
 
 
 def answer(name):
-    park = Park(SimpleNamespace(id=name))
+    park = Park(SimpleNamespace(id=name, lock_header=SimpleNamespace(moved=False)))
     to_park = (Owner(f"{name}.0"), Claim(name), MessageToPark(b"", "R", "q"))
     return ParkedAnswer(park, to_park, Reply(Verdict.WAITING), 0.0)
 
@@ -79,6 +83,16 @@ def test_what_replicas_have_is_confirmed_in_the_agents_thread(waiting, store, or
         waiting.ask(each)
     eventually(lambda: not carried_out(orders) and len(safe) == 2)
     assert safe == asked
+
+
+def test_what_was_parked_on_a_former_master_is_parked_again(waiting, store, orders, safe):
+    """The replicas of the new master confirmed it, and it was lost with the former one."""
+    store.have, store.lost = {"a", "b"}, {"a"}
+    lost, kept = answer("a"), answer("b")
+    waiting.ask(lost)
+    waiting.ask(kept)
+    found = []
+    eventually(lambda: found.extend(carried_out(orders)) or (found, safe) == ([lost.park], [kept]))
 
 
 def test_what_they_lack_waits_and_is_parked_again_when_they_confirm(
