@@ -88,6 +88,17 @@ _WRONG_DATA: Final = (
     "The locks' Redis cannot read the data of this lock ({}). If another program uses the same "
     "names, set singleton_lock_prefix to a prefix of its own."
 )
+_MOVES: Final = (
+    "The slot of the lock is moving to another master of the Cluster (TRYAGAIN). This passes by "
+    "itself, unless the move was interrupted: then redis-cli --cluster fix ends it."
+)
+_TEXT_OF: Final = (
+    (MasterNotFoundError, _NO_MASTER),
+    (NoMasterForTasks, _NO_MASTER),
+    (failures.ReadOnlyError, _A_REPLICA),
+    (failures.TryAgainError, _MOVES),
+)
+"""Classes of temporary errors -> their texts."""
 _CANNOT_NOW: Final = "The locks' Redis cannot serve now ({})."
 _POOL_EMPTY: Final = frozenset({"Too many connections", "No connection available."})
 """Texts of clients, without a request, when all connections of their pool are in use."""
@@ -134,10 +145,9 @@ def _why_it_passes(error: Exception, sentence: str) -> str:
     """Return the text for a temporary error; empty for a permanent refusal."""
     temporary = _TEMPORARY.search(sentence)
     known = isinstance(error, _UNREACHABLE)
-    if isinstance(error, (MasterNotFoundError, NoMasterForTasks)):
-        return _NO_MASTER
-    if isinstance(error, failures.ReadOnlyError):
-        return _A_REPLICA
+    told = next((text for kind, text in _TEXT_OF if isinstance(error, kind)), "")
+    if told:
+        return told
     if sentence in _POOL_EMPTY:
         return _NO_CONNECTION
     if _FULL_OF_CLIENTS in sentence:

@@ -315,7 +315,7 @@ def test_locks_whose_slot_moves_to_a_new_node_wait_and_others_are_renewed(
         names = names_of_all_masters(store)
         owners = [hold(store, name) for name in names[1:]]
         moving_to_new_node(cluster, store.keyspace.lock(names[0]).meta)
-        with pytest.raises(BackendUnreachable, match="TryAgainError"):
+        with pytest.raises(BackendUnreachable, match="TRYAGAIN"):
             store.acquire(owner(), Claim(names[0]))
         leases = [(name, who.token, 30.0) for name, who in zip(names[1:], owners, strict=True)]
         assert store.extend([(names[0], "nobody", 30.0), *leases]) == [None, True, True]
@@ -324,7 +324,7 @@ def test_locks_whose_slot_moves_to_a_new_node_wait_and_others_are_renewed(
             async with redis.asyncio.RedisCluster("127.0.0.1", cluster.masters[0].port) as client:
                 await AsyncLock(client, names[0]).acquire()
 
-        with pytest.raises(BackendUnreachable, match="TryAgainError"):
+        with pytest.raises(BackendUnreachable, match="TRYAGAIN"):
             asyncio.run(scene())
         store.hang_up()
 
@@ -437,7 +437,7 @@ def test_while_its_slot_moves_a_lock_is_not_taken_for_another_programs(changing)
         with pytest.raises(BackendUnreachable):
             list(admin.summarise_locks())
         (drift,) = (check for check in examine(admin) if check.name == "drift")
-        assert "did not answer" in drift.told
+        assert "is moving" in drift.told
     (lock,) = admin.summarise_locks(NAME)
     assert (lock.name, lock.holders[0].token) == (NAME, holder.token)
 

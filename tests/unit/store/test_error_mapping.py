@@ -79,6 +79,14 @@ def test_an_error_of_a_replica_is_named_and_may_be_retried(kind):
     assert "secret" not in str(told)
 
 
+def test_the_error_for_a_slot_that_moves_says_how_to_end_an_interrupted_move():
+    """The address is right, and Redis runs."""
+    told = explain(redis_errors.TryAgainError("secret"))
+    assert type(told) is BackendUnreachable
+    assert "redis-cli --cluster fix" in str(told)
+    assert "secret" not in str(told)
+
+
 @pytest.mark.parametrize(
     ("said", "told"),
     [
