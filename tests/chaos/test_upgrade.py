@@ -12,9 +12,13 @@ from chaos.__main__ import summary
 from chaos.storm import Storm
 from integration.book import SAFE_LEASE, Book
 from support.older_version import OlderVersion, older_version
+from support.waiting import eventually
 
 BEFORE = "09874d3e4cf23fc3e6cb350b08559af152339adb"
 """The last commit before parked messages leave Redis for the broker, and rejected ones are kept."""
+
+CANDIDATE = "68fe8a7935e456fd0d32f1f5f26af7da2617a4c4"
+"""The last commit before the changes that follow the release candidate."""
 
 pytestmark = [
     pytest.mark.chaos,
@@ -59,6 +63,22 @@ def test_what_a_killed_worker_has_parked_runs_in_one_of_the_other_version(book, 
     fences = [start["fence"] for start in starts]
     assert fences == sorted(set(fences))
     assert book.peak("a") == 1
+
+
+@pytest.mark.full
+def test_a_worker_of_the_release_candidate_ends_parked_tasks_after_a_new_one(book, tmp_path):
+    """Its releases failed in the middle, so the messages stayed in Redis after their tasks."""
+    candidate = older_version(CANDIDATE, tmp_path / "candidate")
+    remembered = {"broker_transport_options": {"visibility_timeout": 36_000}}  # their ends, so long
+    for start, options in ((0, {}), (10, candidate.worker())):
+        with book.worker(conf=remembered, **options):
+            first = book.start_holder("a", start, "act_lost")
+            parked = [book.send("act_lost", "a", start + n) for n in (1, 2)]
+            book.await_waiting("a", 2)
+            book.open(f"a-{start}")
+            assert [book.value(sent) for sent in (first, *parked)] == [start + n for n in range(3)]
+            book.await_free("a")
+            eventually(lambda: book.view("a").bodies == 0, 5, "no message is left")
 
 
 @pytest.mark.slow

@@ -173,6 +173,19 @@ def test_a_server_clock_that_steps_back_repeats_no_fence(redis_client):
 
 
 @pytest.mark.needs_real_redis("INFO commandstats")
+def test_a_worker_of_the_release_candidate_can_end_a_task_after_ours(store, redis_client):
+    """It takes the last score for PEXPIRE, which refuses fractions.
+
+    Its release failed in the middle, so the message stayed in Redis, and a copy of it could run.
+    """
+    for number, done_for in enumerate((3600.001, 3599.5, 0.3)):
+        who = owner(f"id{number}/0/0")
+        store.acquire(who, claim())
+        store.release(NAME, who.token, Ending.FINAL, mark=True, done_for=done_for)
+        ((_, last),) = redis_client.zrange(store.keyspace.lock(NAME).done, -1, -1, withscores=True)
+        assert last == int(last)
+
+
 def test_an_uncontended_pair_is_two_calls_of_few_commands(own_store):
     store, redis_client = own_store, own_store.client
     who = owner()

@@ -72,7 +72,9 @@ local function remember_end(token, rec, done_ms, feared)
   -- A broker may redeliver a rejected message, which then must run.
   if rec.rejected and not rec.publish_at then return end
   remember(till, rec.attempt)
-  remember(till + done_ms / END_SHARE, 'end:' .. rec.attempt) -- the two scores tell when: see has_ended
+  -- The two scores tell when: see has_ended. This one is the lower one, since workers of the release candidate use
+  -- the highest score of `done` for PEXPIRE, which refuses a fraction.
+  remember(till - done_ms / END_SHARE, 'end:' .. rec.attempt)
 end
 
 local SENT_MS = 120000 -- a worker that has parked a message finds out within this time that it is no longer stored

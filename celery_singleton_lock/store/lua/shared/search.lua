@@ -117,10 +117,10 @@ local CLOCK_MS = 1000 -- the clocks of a worker and of this server differ by les
 local function has_ended(attempt, copy)
   local first = tonumber(copy)
   if copy ~= '1' and copy ~= '3' and first < FIRST_PLACE or not is_done(attempt) then return false end
-  local later = redis.call('ZSCORE', done, 'end:' .. attempt)
-  if first < FIRST_PLACE or not later then return true end
+  local earlier = redis.call('ZSCORE', done, 'end:' .. attempt)
+  if first < FIRST_PLACE or not earlier then return true end
   local till = tonumber(redis.call('ZSCORE', done, attempt))
-  local ended = till - END_SHARE * (later - till)
+  local ended = till - END_SHARE * (till - earlier)
   return ended >= math.floor(first / 1000) - CLOCK_MS
 end
 
