@@ -535,11 +535,14 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
             return False
         return self.holds_lock or not self.lock_header.name or self.lock_header.error is not None
 
-    def unsent(self) -> bool:
-        """Return whether no child or thread has received it. A closing pool discards such jobs."""
+    def withdraw_job(self) -> bool:
+        """Return whether no child or thread has received it. Then none will.
+
+        A closing pool discards such jobs. A thread may begin one before that, so it is cancelled.
+        """
         future = getattr(self.job, "f", None)  # of a pool of threads
         if future is not None:
-            return not (future.running() or future.done())
+            return bool(future.cancel())
         return self.job is not None and getattr(self.job, "_write_to", self.job) is None
 
     def keep_job(self) -> None:

@@ -334,7 +334,7 @@ class Dispatcher:
         """
         granted = request.lock_header.granted
         if unless_dispatched:
-            left = request.stage is Stage.IN_POOL and not (granted and request.unsent())
+            left = request.stage is Stage.IN_POOL and not (granted and request.withdraw_job())
         else:
             left = False
             request.keep_job()

@@ -116,6 +116,8 @@ def test_a_shutdown_gives_back_what_no_thread_has_begun(parts):
         begun.wait()
         parts.dispatcher.abandon(unless_dispatched=True)
         stop.set()
+        waiting.job.wait(5)
+    assert waiting.job.f.cancelled()  # else a thread might begin it before the pool closes
     assert [running.stage, waiting.stage] == [Stage.IN_POOL, Stage.GIVEN_BACK]
     assert [each.lock_header.name for each in parts.agent.commands(Release)] == ["k:b"]
 
