@@ -106,6 +106,7 @@ class Facts:
         further: the lock is not the first of its lock set. Only the first recognises copies.
         waited: the task must not wait any longer.
         keeps_messages: whether the locks' Redis can store the message; a quorum of servers cannot.
+        is_own_retry: it is a retry, and the last attempt of its task has not released the lock yet.
     """
 
     asker: Asker = Asker.POOL
@@ -113,6 +114,7 @@ class Facts:
     further: bool = False
     waited: bool = False
     keeps_messages: bool = True
+    is_own_retry: bool = False
 
 
 class Policy(Protocol):
@@ -179,6 +181,8 @@ def _answered(policy: Policy, reply: Reply, facts: Facts) -> Outcome:
         case _:
             above_rate = reply.waits_for is WaitsFor.RATE
             on_block = policy.on_rate if above_rate else policy.on_conflict
+            if facts.is_own_retry and not above_rate and on_block in {"skip", "fail"}:
+                on_block = "park"  # the last attempt ends at once; the work must not end with it
             return Outcome.GONE if facts.granted else _blocked(policy, facts, on_block)
 
 

@@ -187,6 +187,10 @@ def build(  # noqa: C901, PLR0915  # a list of declarations, made anew for each 
     def _once(self: Task, end: str, extra: Any) -> None:
         if end == "retry":
             raise self.retry(countdown=float(extra or 0.1), max_retries=3)
+        if end == "retry-early":
+            again = self.retry(countdown=0, throw=False)
+            journal.await_gate(extra)
+            raise again
         if end == "requeue":
             raise Reject("told to", requeue=True)
         if end == "die":

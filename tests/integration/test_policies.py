@@ -84,6 +84,20 @@ def test_T29_our_exceptions_do_not_end_the_worker(book, worker, key, task, kind)
     assert worker.is_running
 
 
+@pytest.mark.parametrize("task", ["act_skip", "act_fail"])
+def test_T15_a_retry_does_not_end_because_its_last_attempt_still_holds_the_lock(
+    book, worker, key, task
+):
+    """The retry arrives before the last attempt has released the lock. It waits for that."""
+    sent = book.send(task, key, 0, end="retry-early", extra=f"{key}-again")
+    book.await_waiting(key, 1)
+    assert book.outcome(book.send(task, key, 1))[0] != states.SUCCESS
+    book.open(f"{key}-again")
+    assert book.value(sent) == 0
+    assert book.order(key) == [0, 0]
+    book.await_free(key)
+
+
 def test_wait_timeout_ends_a_parked_task_by_the_failure_path(book, worker, key):
     """After the timeout the task fails with LockWaitTimeout.
 

@@ -287,6 +287,7 @@ class LockTracer:
             further=further,
             waited=True,
             keeps_messages=self._keeps_messages,
+            is_own_retry=isinstance(answer, Reply) and _holds_last_attempt(header, answer),
         )
         return outcome_of(options, answer, facts)
 
@@ -464,6 +465,15 @@ class LockTracer:
             )
             self._announce(notice_of_loss(header))
         return None
+
+
+def _holds_last_attempt(header: LockHeader, reply: Reply) -> bool:
+    """Return whether an attempt is a retry, and another attempt of its task holds the lock.
+
+    Celery sends a retry before the attempt ends, so it may arrive before the lock is released.
+    """
+    task_id, retries, _ = header.attempt.rsplit("/", 2)
+    return retries != "0" and reply.holder is not None and reply.holder.task_id == task_id
 
 
 def end_not_started(run: Run, not_started: NotStarted) -> Any:
