@@ -14,6 +14,18 @@ local function told_reason(held)
   return reason == 'pause' and till and not paused and 'closed' or reason, till
 end
 
+-- The holder that a blocked caller is told: the last attempt of its own task, which has sent this retry and ends at
+-- once, or else the one whose lease ends first.
+local function told_holder(first, rec)
+  local id, retries = retries_of(rec and rec.attempt or '')
+  if retries == 0 or redis.call('ZCARD', holders) < 2 then return first end
+  for _, token in ipairs(redis.call('ZRANGE', holders, 0, -1)) do
+    local other = load(token)
+    if other and retries_of(other.attempt) == id then return token end
+  end
+  return first
+end
+
 local function answer(verdict, token, rec)
   local first = redis.call('ZRANGE', holders, 0, 0, 'WITHSCORES')
   local next_look_ms = first[2] and tonumber(first[2]) - now or 0
@@ -47,5 +59,6 @@ local function answer(verdict, token, rec)
     if not mine or mine.state ~= 'adrift' then reason = '' elseif reason == 'queue' then reason = 'worker' end
   end
   if till then next_look_ms = till - now end
-  return line(verdict, '0', 0, rank and rank + 1 or 0, next_look_ms, reason, describe(first[1], reason))
+  local holder = verdict == 'blocked' and told_holder(first[1], rec) or first[1]
+  return line(verdict, '0', 0, rank and rank + 1 or 0, next_look_ms, reason, describe(holder, reason))
 end
