@@ -106,7 +106,8 @@ class Facts:
         further: the lock is not the first of its lock set. Only the first recognises copies.
         waited: the task must not wait any longer.
         keeps_messages: whether the locks' Redis can store the message; a quorum of servers cannot.
-        is_own_retry: it is a retry, and the last attempt of its task has not released the lock yet.
+        is_own_retry: it is a retry, or replaces the task, and the last attempt has not released the
+            lock yet.
     """
 
     asker: Asker = Asker.POOL

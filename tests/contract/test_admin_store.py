@@ -477,7 +477,12 @@ def test_a_retry_is_told_that_its_last_attempt_is_one_of_several_holders(store):
     """Else `skip` or `fail` ends the retry, although that attempt is about to release it."""
     first = hold(store, attempt="first/0/0", limit=2, lease=20.0)
     last = hold(store, attempt="task/0/0", limit=2)
-    for attempt, holder in [("task/1/0", last), ("other/1/0", first), ("other/0/0", first)]:
+    for attempt, holder in [
+        ("task/1/0", last),
+        ("task/0/1", last),
+        ("other/1/0", first),
+        ("other/0/0", first),
+    ]:
         reply = store.acquire(owner(attempt), Claim(NAME, limit=2))
         assert reply.verdict is Verdict.BLOCKED
         assert reply.holder.token == holder.token

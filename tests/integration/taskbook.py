@@ -191,6 +191,11 @@ def build(  # noqa: C901, PLR0915  # a list of declarations, made anew for each 
             again = self.retry(countdown=0, throw=False)
             journal.await_gate(extra)
             raise again
+        if end == "replace-early":
+            try:
+                self.replace(self.signature(self.request.args, self.request.kwargs))
+            finally:
+                journal.await_gate(extra)
         if end == "requeue":
             raise Reject("told to", requeue=True)
         if end == "die":

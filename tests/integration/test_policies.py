@@ -85,11 +85,12 @@ def test_T29_our_exceptions_do_not_end_the_worker(book, worker, key, task, kind)
 
 
 @pytest.mark.parametrize("task", ["act_skip", "act_fail"])
+@pytest.mark.parametrize("end", ["retry-early", "replace-early"])
 def test_T15_a_retry_does_not_end_because_its_last_attempt_still_holds_the_lock(
-    book, worker, key, task
+    book, worker, key, task, end
 ):
-    """The retry arrives before the last attempt has released the lock. It waits for that."""
-    sent = book.send(task, key, 0, end="retry-early", extra=f"{key}-again")
+    """The retry or replacement arrives before the last attempt has released the lock. It waits."""
+    sent = book.send(task, key, 0, end=end, extra=f"{key}-again")
     book.await_waiting(key, 1)
     assert book.outcome(book.send(task, key, 1))[0] != states.SUCCESS
     book.open(f"{key}-again")

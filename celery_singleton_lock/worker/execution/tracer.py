@@ -70,6 +70,7 @@ from celery_singleton_lock.worker.lock_header import (
     notice_of_next_start,
     options_of,
     singles,
+    task_id_of,
     whose,
 )
 from celery_singleton_lock.worker.not_started import NotStarted, refusal
@@ -468,12 +469,13 @@ class LockTracer:
 
 
 def _holds_last_attempt(header: LockHeader, reply: Reply) -> bool:
-    """Return whether an attempt is a retry, and another attempt of its task holds the lock.
+    """Return whether an attempt is not the first of its task, and another one holds the lock.
 
-    Celery sends a retry before the attempt ends, so it may arrive before the lock is released.
+    Celery sends a retry, and a replacement by ``self.replace()``, before the attempt ends, so it
+    may arrive before the lock is released.
     """
-    task_id, retries, _ = header.attempt.rsplit("/", 2)
-    return retries != "0" and reply.holder is not None and reply.holder.task_id == task_id
+    task_id, is_first = task_id_of(header.attempt), header.attempt.endswith("/0/0")
+    return not is_first and reply.holder is not None and reply.holder.task_id == task_id
 
 
 def end_not_started(run: Run, not_started: NotStarted) -> Any:

@@ -14,11 +14,12 @@ local function told_reason(held)
   return reason == 'pause' and till and not paused and 'closed' or reason, till
 end
 
--- The holder that a blocked caller is told: the last attempt of its own task, which has sent this retry and ends at
--- once, or else the one whose lease ends first.
+-- The holder that a blocked caller is told: the last attempt of its own task, which has sent this retry or replacement
+-- and ends at once, or else the one whose lease ends first.
 local function told_holder(first, rec)
-  local id, retries = retries_of(rec and rec.attempt or '')
-  if retries == 0 or redis.call('ZCARD', holders) < 2 then return first end
+  local attempt = rec and rec.attempt or ''
+  local id = retries_of(attempt)
+  if string.sub(attempt, -4) == '/0/0' or redis.call('ZCARD', holders) < 2 then return first end
   for _, token in ipairs(redis.call('ZRANGE', holders, 0, -1)) do
     local other = load(token)
     if other and retries_of(other.attempt) == id then return token end
