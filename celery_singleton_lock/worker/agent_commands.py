@@ -17,9 +17,15 @@ from celery_singleton_lock.worker.request import LockedRequest
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Park a message in Redis, then report the result to the dispatcher."""
+    """Park a message in Redis, then report the result to the dispatcher.
+
+    Args:
+        request: the message.
+        again: whether it was parked already, and a failover may have lost it.
+    """
 
     request: LockedRequest
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

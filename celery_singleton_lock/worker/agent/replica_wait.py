@@ -6,6 +6,7 @@ import logging
 import queue
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -46,7 +47,7 @@ class ParkedAnswer(NamedTuple):
 
     @property
     def message(self) -> ParkedMessage:
-        """The message, if the reply says that it waits."""
+        """The message that was parked."""
         owner, request = self.arguments[0], self.park.request
         return ParkedMessage(
             self.lock, owner.token, owner.task, request.id, request.lock_header.moved
@@ -127,14 +128,19 @@ class ReplicaWait:
             if answer.lock not in safe:
                 self._late.append(answer)
             elif answer.message.token in lost:
-                self._commands.put(answer.park)
+                self._commands.put(replace(answer.park, again=True))
             else:
                 self._commands.put(Call(partial(self._confirmed, answer)))
         self._tell()
 
     def _lost(self, answers: Sequence[ParkedAnswer]) -> set[str]:
-        """Return the tokens of messages that wait, and of which the server has no trace."""
-        messages = [each.message for each in answers if each.reply.verdict is Verdict.WAITING]
+        """Return the tokens of messages of which the server has no trace.
+
+        A copy leaves none if an earlier copy is stored instead, so it is parked again only once.
+        """
+        copies = [each for each in answers if each.reply.verdict is Verdict.TWIN]
+        accepted = {each.message.token for each in copies if each.park.again}
+        messages = [each.message for each in answers if each.message.token not in accepted]
         traced = self._store.has_traces(messages)
         return {each.token for each, known in zip(messages, traced, strict=True) if not known}
 

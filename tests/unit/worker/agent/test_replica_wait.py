@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -62,10 +63,10 @@ def waiting(store, orders, safe):
     assert not waiting.thread.is_alive()
 
 
-def answer(name):
+def answer(name, verdict=Verdict.WAITING):
     park = Park(SimpleNamespace(id=name, lock_header=SimpleNamespace(moved=False)))
     to_park = (Owner(f"{name}.0"), Claim(name), MessageToPark(b"", "R", "q"))
-    return ParkedAnswer(park, to_park, Reply(Verdict.WAITING), 0.0)
+    return ParkedAnswer(park, to_park, Reply(verdict), 0.0)
 
 
 def carried_out(orders):
@@ -91,8 +92,24 @@ def test_what_was_parked_on_a_former_master_is_parked_again(waiting, store, orde
     lost, kept = answer("a"), answer("b")
     waiting.ask(lost)
     waiting.ask(kept)
-    found = []
-    eventually(lambda: found.extend(carried_out(orders)) or (found, safe) == ([lost.park], [kept]))
+    again, found = replace(lost.park, again=True), []
+    eventually(lambda: found.extend(carried_out(orders)) or (found, safe) == ([again], [kept]))
+
+
+def test_a_copy_that_a_former_master_alone_had_is_parked_again(waiting, store, orders, safe):
+    """If the worker of its first message dies, the copy is the only message of the task."""
+    store.have, store.lost = {"a"}, {"a"}
+    waiting.ask(copy := answer("a", Verdict.TWIN))
+    again, found = replace(copy.park, again=True), []
+    eventually(lambda: found.extend(carried_out(orders)) or (found, safe) == ([again], []))
+
+
+def test_a_copy_without_a_trace_is_parked_again_only_once(waiting, store, orders, safe):
+    """An earlier copy may be stored instead of it: then it never leaves a trace."""
+    store.have, store.lost = {"a"}, {"a"}
+    copy = answer("a", Verdict.TWIN)
+    waiting.ask(again := copy._replace(park=replace(copy.park, again=True)))
+    eventually(lambda: not carried_out(orders) and safe == [again])
 
 
 def test_what_they_lack_waits_and_is_parked_again_when_they_confirm(
