@@ -118,6 +118,15 @@ def claim(store, pid, worker="w", number=0):
     return store.claim(owner, "k", 10.0).verdict is not Verdict.ABSENT
 
 
+def deliver_and_claim(store):
+    """Let a process begin to end the follower's task."""
+    start(store)
+    park(store)
+    end(store)
+    assert_delivered(store, ("following", "b", "first"))
+    assert claim(store, 1)
+
+
 @on_all_stores
 def test_one_process_ends_a_follower(store):
     """Else its links are called twice. A claim whose reply was lost has the same reply again."""
@@ -178,6 +187,36 @@ def test_a_follower_that_runs_itself_can_be_given_back(store):
     assert_delivered(store, ("granted", "b", ""))
     assert end_token(store, "b.1", Ending.RETURN).verdict is Verdict.RELEASED
     assert_delivered(store, ("granted", "b", ""))
+
+
+@on_all_stores
+def test_a_purge_leaves_a_follower_that_a_process_ends(store):
+    """Else its task ends twice, and its chord counts it twice."""
+    deliver_and_claim(store)
+    assert store.drop_waiters("k", ["b.0"], Operator("ann")) == []
+    assert end(store, "b").verdict is Verdict.RELEASED
+
+
+@on_all_stores
+def test_a_drain_leaves_a_follower_that_a_process_ends(store):
+    """Else the message that it sends ends the task again, and calls its links twice."""
+    deliver_and_claim(store)
+    assert store.take_out_messages("k", ["b.0"], 60, "seal") == []
+    assert end(store, "b").verdict is Verdict.RELEASED
+
+
+@on_all_stores
+def test_no_process_ends_a_follower_that_a_drain_sends_off(store):
+    start(store)
+    park(store)
+    end(store)
+    assert_delivered(store, ("following", "b", "first"))
+    assert len(store.take_out_messages("k", ["b.0"], 60, "seal")) == 1
+    assert not claim(store, 1)
+    store.record_publish_result("k", "seal", ["b.0"], sent=False)
+    sweep(store)
+    assert_delivered(store, ("following", "b", "first"))
+    assert claim(store, 1)
 
 
 @on_all_stores

@@ -17,7 +17,8 @@ local where = standing(token, rec)
 if where and (rec.state == 'reserved' or rec.state == 'held_after') then where = nil end -- no task can claim these
 if where == 'overdue' and (rec.state ~= 'leaving' or rec.follows) then
   local process = worker .. ' ' .. pid
-  if (rec.ended_by or process) ~= process then where = nil end
+  local sent_off = rec.state == 'leaving' and not rec.delayed -- an operator drains it
+  if sent_off or (rec.ended_by or process) ~= process then where = nil end
   if where then
     rec.ended_by = process
     save(token, rec)

@@ -1,4 +1,4 @@
--- drop_waiters: remove waiters and their stored messages. Holders are not changed.
+-- drop_waiters: remove waiters and their stored messages. Not changed are holders, and tasks that a process ends now.
 -- KEYS: lock
 -- ARGV: name done_ms call sealed claim_ms who token*
 --   done_ms = for how long copies of them do not run, empty = copies run; call = id of this call, or, with
@@ -18,7 +18,7 @@ for i = 7, #ARGV do
   local token = ARGV[i]
   local rec = load(token)
   local where = standing(token, rec)
-  local waits = where and where ~= 'holder' and (sealed == '0' or is_leaving_under(rec, call))
+  local waits = where and where ~= 'holder' and not rec.ended_by and (sealed == '0' or is_leaving_under(rec, call))
   if waits and sealed == '1' and rec.copied then
     stop_leaving(token, rec)
   elseif waits then

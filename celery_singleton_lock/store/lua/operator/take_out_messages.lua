@@ -8,13 +8,18 @@ check()
 write_though_full()
 sweep('')
 
+-- A follower waits out of the queue. If a process ends its task now, it stays.
+local function is_free(where, rec)
+  return where == 'queue' or where == 'adrift' or rec.follows and rec.delayed and not rec.ended_by
+end
+
 local sealed = {}
 for i = 5, #ARGV do
   local token = ARGV[i]
   local rec = load(token)
   local where = standing(token, rec)
   local taken = is_leaving_under(rec, seal)
-  if not taken and rec and rec.parked and (where == 'queue' or where == 'adrift' or rec.follows and rec.delayed) then
+  if not taken and rec and rec.parked and is_free(where, rec) then
     start_leaving(token, rec, seal, hold_ms)
     taken = true
   end
