@@ -7,6 +7,7 @@ import time
 import pytest
 
 from integration.book import LONG_LEASE, Book
+from support.proxy import Proxy
 from support.replication import is_replicated
 from support.waiting import eventually, in_time
 
@@ -84,3 +85,36 @@ def test_a_missing_replica_delays_no_other_task_of_the_worker(make_book, replica
         eventually(lambda: book.unacked() == 0, 10, "the parked ones are acknowledged")
         book.open("a-0")
         assert [book.value(each) for each in late] == [1, 2, 3]
+
+
+def calls_of(client, command):
+    """Return how often clients have called a command."""
+    return client.info("commandstats").get(f"cmdstat_{command}", {}).get("calls", 0)
+
+
+@pytest.mark.full
+def test_a_message_that_is_parked_just_before_a_failover_runs(
+    redis_url, make_redis, master, replica, tmp_path
+):
+    """The former master alone has it, and the replicas of the new one confirm it."""
+    make_redis("--repl-diskless-sync-delay", "0", "--replicaof", f"127.0.0.1 {replica.port}")
+    with Proxy(master.port) as proxy, replica.client(decode_responses=True) as new:
+        conf = {
+            "singleton_lock_backend": proxy.url,
+            "singleton_lock_replicas_wait": 1,
+            "singleton_lock_lease": LONG_LEASE,
+        }
+        book = Book(redis_url, tmp_path, lock_url=replica.url, conf=conf)
+        with book, book.worker():
+            first = book.start_holder("a", 1)
+            eventually(lambda: new.keys("*k:a:holders"), 10, "the new master has the lock")
+            new.replicaof("NO", "ONE")
+            eventually(lambda: is_replicated(new), 10, "it has a replica")
+            before = calls_of(new, "wait")
+            proxy.target = replica.port  # of new connections, such as the one that confirms
+            second = book.send("act", "a", 2)
+            eventually(lambda: calls_of(new, "wait") >= before + 2, 10, "it is parked again")
+            master.kill()
+            proxy.cut()
+            book.open("a-1")
+            assert [book.value(each) for each in (first, second)] == [1, 2]
