@@ -128,7 +128,8 @@ class ReplicaWait:
             if answer.lock not in safe:
                 self._late.append(answer)
             elif answer.message.token in lost:
-                self._commands.put(replace(answer.park, again=True))
+                pause = RETRY if answer.park.again else 0.0
+                self._commands.put_off(replace(answer.park, again=True), pause)
             else:
                 self._commands.put(Call(partial(self._confirmed, answer)))
         self._tell()

@@ -13,7 +13,7 @@ from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.errors import BackendUnreachable
 from celery_singleton_lock.worker.agent.replica_wait import ParkedAnswer, ReplicaWait
 from celery_singleton_lock.worker.agent_commands import Call, Park
-from celery_singleton_lock.worker.agent_queue import AgentQueue
+from celery_singleton_lock.worker.agent_queue import RETRY, AgentQueue
 from support.waiting import eventually
 
 
@@ -110,6 +110,22 @@ def test_a_copy_without_a_trace_is_parked_again_only_once(waiting, store, orders
     copy = answer("a", Verdict.TWIN)
     waiting.ask(again := copy._replace(park=replace(copy.park, again=True)))
     eventually(lambda: not carried_out(orders) and safe == [again])
+
+
+def test_a_worker_that_still_asks_the_former_master_does_not_ask_without_a_pause(
+    waiting, store, orders, safe, monkeypatch
+):
+    """Its connection to the former master may stay open for a long time."""
+    put_off = []
+    monkeypatch.setattr(orders, "put_off", lambda *asked: put_off.append(asked))
+    store.have, store.lost = {"a"}, {"a"}
+    lost = answer("a")
+    again = replace(lost.park, again=True)
+    waiting.ask(lost)
+    eventually(lambda: put_off == [(again, 0.0)])
+    waiting.ask(lost._replace(park=again))
+    eventually(lambda: put_off == [(again, 0.0), (again, RETRY)])
+    assert not safe
 
 
 def test_what_they_lack_waits_and_is_parked_again_when_they_confirm(
