@@ -244,7 +244,10 @@ class Parking:
             if reply.verdict is Verdict.TWIN:
                 self._post(self._blocked.twinned, request)
             else:
-                holder, waits_for = str(reply.holder or ""), reason_in(reply)
+                waits_for = reason_in(reply)
+                # Granted at once: the holder of the reply may be the message itself.
+                is_blocked = reply.rank or waits_for
+                holder = str(reply.holder or "") if is_blocked else ""
                 parked = self._blocked.parked
                 self._post(parked, request, holder, reply.rank, waits_for, asked_at)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_singleton_lock.core.lock_set import LockSet, Part
-from celery_singleton_lock.core.lock_view import WaitsFor
+from celery_singleton_lock.core.lock_view import Holder, WaitsFor
 from celery_singleton_lock.core.model import CLAIM_UNANSWERED, Ending, Reply, Verdict
 from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.errors import BackendRefused, BackendUnreachable, LockUnusable
@@ -36,6 +36,14 @@ def test_the_dispatcher_learns_the_result_for_each_message(agent, store, dispatc
         ("refused", messages["full"], "as many wait as lock_max_waiting allows", "holder"),
         ("dropped", messages["done"]),
     ]
+
+
+def test_a_message_that_is_granted_at_once_is_behind_nobody(agent, store, dispatcher):
+    """The lock became free meanwhile, so the holder in the reply is the message itself."""
+    store.replies["a"] = Reply(Verdict.WAITING, holder=Holder("a", "t", "id"))
+    agent._commands.put(Park(request("a")))
+    agent.run_once()
+    assert [call[2:5] for call in dispatcher.heard("parked")] == [("", 0, "")]
 
 
 def test_a_message_with_an_unanswered_claim_ends_that_delivery_and_finds_room(agent, store):
