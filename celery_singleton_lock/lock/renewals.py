@@ -30,6 +30,7 @@ from celery_singleton_lock.core.lock_steps import Plan
 from celery_singleton_lock.core.model import Preempted, Renewal
 from celery_singleton_lock.errors import BackendError, BackendRefused
 from celery_singleton_lock.lock.lease import SLOW_RETRY, Lease, OnLost
+from celery_singleton_lock.message_text import number_of
 
 logger: Final = logging.getLogger(__name__)
 
@@ -312,7 +313,8 @@ class Renewals:
             leases[0].warned = True
         except BackendError as error:
             if not self._warned:
-                self._warn("%d leases could not be renewed, trying again: %s", len(leases), error)
+                number = number_of(len(leases), "lease")
+                self._warn("%s could not be renewed, trying again: %s", number, error)
             self._warned = self._unanswered = True
         except Exception as error:  # noqa: BLE001  # logged, where that can be done
             self._complain("renewing %d leases failed, trying again", len(leases), error=error)

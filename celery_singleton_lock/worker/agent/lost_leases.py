@@ -9,6 +9,7 @@ from typing import Final
 
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.events import Event, LeaseLost, log_keys
+from celery_singleton_lock.message_text import printable
 from celery_singleton_lock.worker.agent_commands import ReportLoss
 from celery_singleton_lock.worker.agent_queue import AgentQueue
 from celery_singleton_lock.worker.dispatch.in_flight import InFlight
@@ -80,8 +81,11 @@ class LostLeases:
         event = LeaseLost(loss.name, *whose, reason="lapsed or taken away")
         self._tell(event)
         logger.error(
-            "The lock %r was lost while its task ran: its lease ended or it was taken away. %s",
+            "The lock %r was lost while its task %s[%s] ran: its lease ended or it was taken away. "
+            "%s",
             loss.name,
+            event.task,
+            printable(event.task_id),
             loss.ended or "The task continues; only its fencing token protects its writes.",
             extra=log_keys(event),
         )

@@ -25,6 +25,15 @@ def test_a_loss_is_reported_unless_the_task_has_just_ended(
     assert ("was lost" in caplog.text) is not ended
 
 
+def test_the_line_about_a_loss_names_the_task(agent, dispatcher, clock, caplog):
+    """An operator who reads it looks for this task first."""
+    dispatcher.in_flight.tokens = {"a"}
+    agent.lost_leases.noticed("k:a", "a")
+    clock.now += END_REPORT_DELAY + 0.01
+    agent.run_once()
+    assert "while its task app.task[a] ran" in caplog.text
+
+
 def test_a_grant_that_is_gone_before_its_task_begins_is_no_loss(
     agent, dispatcher, seen, clock, caplog
 ):
