@@ -364,6 +364,7 @@ class MetricsStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is u
                 error,
             )
             return
+        runtime.metrics_port = port
         logger.info("celery-singleton-lock: metrics on http://%s:%s/metrics", address, port)
 
     def terminate(self, consumer: Any) -> None:  # Celery's signature

@@ -49,14 +49,30 @@ def versions_check(reports: Mapping[str, Mapping[str, Any]], here: str) -> Check
     return Check("versions", Health.WARN, printable(told))
 
 
-def alerts_check(metrics_port: int | None) -> Check:
-    """Say where the alert rules are. This command cannot see whether Prometheus has them.
+def alerts_check(reports: Mapping[str, Mapping[str, Any]]) -> Check:
+    """Say which workers serve metrics, and where the alert rules are.
+
+    This command cannot see whether Prometheus has the rules.
 
     Args:
-        metrics_port: the setting.
+        reports: as of :func:`versions_check`.
     """
-    served = f"workers serve metrics on port {metrics_port}"
-    if metrics_port is None:
-        served = "workers serve no metrics: set singleton_lock_metrics_port, or use an exporter"
-    told = f"{served}; load {ALERTS} into Prometheus, which this command cannot check"
-    return Check("alerts", Health.NOTE, told)
+    told = f"{_served(reports)}; load {ALERTS} into Prometheus, which this command cannot check"
+    return Check("alerts", Health.NOTE, printable(told))
+
+
+def _served(reports: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return which workers serve metrics: each knows its own port, this command does not."""
+    known = {name: each for name, each in sorted(reports.items()) if "metrics_port" in each}
+    without = [name for name, each in known.items() if not each["metrics_port"]]
+    if not known:
+        return "no worker answered whether it serves metrics"
+    if without:
+        return (
+            f"no metrics port is open in {', '.join(without[:NAMED])}: set "
+            "singleton_lock_metrics_port, add the metrics to your own, or use an exporter"
+        )
+    ports = sorted({int(each["metrics_port"]) for each in known.values()})
+    verb = "serves" if len(known) == 1 else "serve"
+    shown = ", ".join(map(str, ports[:NAMED]))
+    return f"{number_of(len(known), 'worker')} {verb} metrics, on port {shown}"

@@ -70,7 +70,7 @@ def doctor(target: Target, *, quick: bool, machine: bool) -> None:
         found += [threads_check(reports, live), versions_check(reports, installed_version())]
         found.append(broker_check(*target.app.broker()))
         found += _consumers(target)
-        found.append(alerts_check(target.settings.metrics_port))
+        found.append(alerts_check(reports))
     if machine:
         render.as_json(found)
     else:

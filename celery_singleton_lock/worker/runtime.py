@@ -79,9 +79,13 @@ class Runtime:
         extension: the app's locks.
         consumer: Celery's consumer.
         link: the parts that were created before the pool forked.
+
+    Attributes:
+        metrics_port: the port on which this worker serves its metrics; None: it serves none.
     """
 
     def __init__(self, extension: Extension, consumer: Any, link: Link) -> None:
+        self.metrics_port: int | None = None
         self.extension = extension
         self.consumer = consumer
         self.loop_channel: LoopChannel = link.loop_channel
@@ -373,6 +377,7 @@ class Runtime:
         return {
             "worker": self.agent.worker,
             "version": installed_version(),
+            "metrics_port": self.metrics_port,
             "backend": self.extension.settings.where(),
             "backend_down_for": self.agent.health.down_for(),
             "modes": {task: self.modes.of(task) for task in self.modes.relaxed()},

@@ -445,11 +445,19 @@ def test_workers_of_another_version_are_named(reports, health, told):
 
 
 @pytest.mark.parametrize(
-    ("port", "told"),
-    [(None, "workers serve no metrics: set"), (9540, "workers serve metrics on port 9540;")],
+    ("ports", "told"),
+    [
+        ({}, "no worker answered whether it serves metrics;"),
+        ({"w@a": 9540}, "1 worker serves metrics, on port 9540;"),
+        ({"w@b": 9541, "w@a": 9540}, "2 workers serve metrics, on port 9540, 9541;"),
+        ({"w@a": 9540, "w@b": None}, "no metrics port is open in w@b: set singleton_lock_metrics"),
+    ],
 )
-def test_alerts_are_never_ok_since_nobody_can_see_them_from_here(port, told):
-    found = production_checks.alerts_check(port)
+def test_alerts_are_never_ok_since_nobody_can_see_them_from_here(ports, told):
+    """Each worker of a machine has a port of its own, which the command's settings do not have."""
+    found = production_checks.alerts_check(
+        {name: {"metrics_port": port} for name, port in ports.items()}
+    )
     assert (found.name, found.health) == ("alerts", "note")
     assert found.told.startswith(told)
     assert (Path(__file__).parents[2] / production_checks.ALERTS).is_file()

@@ -278,6 +278,12 @@ def test_metrics_listen_on_localhost_by_default(worker):
     worker.await_log("metrics on http://127.0.0.1:")
 
 
+def test_doctor_can_ask_each_worker_for_the_port_of_its_metrics(book, worker):
+    """The program that asks may have other settings than the workers."""
+    port = int(book.metrics.split(":")[2].partition("/")[0])
+    assert locks(book)["metrics_port"] == port
+
+
 def test_the_log_line_of_a_parked_task_has_its_rank_and_the_command_to_run(worker, blocked, key):
     """One line at INFO, the only one that explains why it does not start."""
     holder, parked = blocked
