@@ -95,7 +95,8 @@ class AppSide(OperatorActions):
                     f"tries again at least once a minute, since Redis refuses {names}. Run locks "
                     "doctor, and see the worker's log"
                     if each["refused"]
-                    else f"waits until the locks' Redis answers, to acquire {names}"
+                    else "waits until the locks' Redis answers and is not full, to acquire "
+                    f"{names}. Run locks doctor"
                 )
                 return "received", f"was received by {worker}, which {because}"
             for each in report.get("to_park", ()):

@@ -281,6 +281,12 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
         """
         return self.arrival.claim is not None or self.is_only_copy or self.runs_later
 
+    @property
+    def is_here_only(self) -> bool:
+        """Whether it may be neither in Redis nor in the broker, while it waits for Redis."""
+        alone = self.arrival.delivered or self.runs_later
+        return bool(alone and self.lock_header.acks_early)
+
     def withhold_ack(self) -> None:
         """Hold the acknowledgement back until the lock is acquired, so that no message is lost."""
         self._move_ack(_LEFT_TO_CELERY, AckState.HELD_BACK)

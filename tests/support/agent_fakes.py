@@ -229,7 +229,7 @@ def request(token, body=b"[[], {}, {}]"):
     )
     told = {"message": message, "body": body, "options": lambda of_task: of_task("task")}
     told |= {"arrival": FIRST_ARRIVAL, "is_only_copy": False, "is_unanswered": False}
-    told["runs_later"] = False
+    told |= {"runs_later": False, "is_here_only": False}
     return SimpleNamespace(id=token, lock_header=header(token), task="task", **told)
 
 

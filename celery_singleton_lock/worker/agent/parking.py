@@ -143,7 +143,12 @@ class Parking:
                 continue
             if isinstance(reply, BackendError):
                 if not self._commands.tries(park):
-                    logger.warning("%s stays with the broker: %s", park.request, reply)
+                    place = (
+                        "is in this worker only, until Redis stores it"
+                        if park.request.is_here_only
+                        else "stays with the broker"
+                    )
+                    logger.warning("%s %s: %s", park.request, place, reply)
                 self.errors += 1
                 self._commands.try_again(park, reply)
                 continue

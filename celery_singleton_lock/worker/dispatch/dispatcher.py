@@ -350,9 +350,7 @@ class Dispatcher:
         the message nevertheless, the copy is dropped.
         """
         for request in [*self.held.abandon(), *self.in_flight.parking()]:
-            alone = request.arrival.delivered or request.runs_later
-            is_acknowledged = alone and request.lock_header.acks_early
-            if is_acknowledged and request.move_from(WAITING_FOR_REDIS, Stage.PUBLISHED):
+            if request.is_here_only and request.move_from(WAITING_FOR_REDIS, Stage.PUBLISHED):
                 self._publish_at_exit(request)
 
     def counts(self) -> dict[str, Any]:

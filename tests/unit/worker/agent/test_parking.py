@@ -146,6 +146,17 @@ def test_a_refused_message_is_logged_once_not_with_each_try(agent, store, clock,
     assert caplog.text.count("stays with the broker") == 1
 
 
+def test_the_line_about_a_refused_message_says_that_no_one_else_has_it(agent, store, caplog):
+    """An early acknowledged task has raised RetryLater: the broker has no message of it."""
+    store.replies["a"] = BackendRefused("full")
+    message = request("a")
+    message.is_here_only = True
+    agent._commands.put(Park(message))
+    agent.run_once()
+    assert "is in this worker only, until Redis stores it: full" in caplog.text
+    assert "stays with the broker" not in caplog.text
+
+
 @pytest.mark.parametrize("error", [BackendUnreachable("away"), BackendRefused("NOPERM")])
 def test_a_release_that_fails_is_logged_once_not_with_each_try(agent, store, clock, caplog, error):
     store.fails["release"] = error
