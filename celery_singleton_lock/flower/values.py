@@ -152,6 +152,7 @@ def glance_of(view: LockView, now: float) -> Glance:
         now: server time in seconds.
     """
     oldest = max((now - w.since for w in view.waiters if w.since), default=0.0)
+    queues = view.waiting or view.adrift
     return Glance(
         view.name,
         len(view.holders),
@@ -167,6 +168,7 @@ def glance_of(view: LockView, now: float) -> Glance:
         paused_for=view.pause_left,
         closed_for=view.closed_for,
         groups=view.groups_waiting,
+        aside=0 if queues else max(0, view.bodies - len(view.holders)),
     )
 
 

@@ -115,9 +115,9 @@ def test_one_script_reads_a_bounded_number_of_holders(store, holders, locks):
 
 def test_a_glance_is_read_as_it_is_written():
     records = [json.dumps({"task": "t", "attempt": f"{n}/0/0", "state": "running"}) for n in "ab"]
-    lock = [2, 3, 4, 5, 6, 1, 7500, 1, 2500, 8, "name\nof two lines"]
+    lock = [2, 3, 4, 5, 6, 1, 7500, 1, 2500, 8, 9, "name\nof two lines"]
     lock += ["x.0", 1500, json.loads(records[0]), "y.0", 2500, json.loads(records[1])]
-    idle = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, "idle"]
+    idle = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, "idle"]
     found, *others = glances_of(json.dumps([lock, idle, "key"]).encode())
     assert found[:8] == ("name\nof two lines", 2, 3, 4, 5, 6, True, 7.5)
     assert [(each.token, each.task_id, each.expires_in) for each in found.holders] == [
@@ -126,7 +126,7 @@ def test_a_glance_is_read_as_it_is_written():
     ]
     assert found.rated
     assert found.closed_for == 2.5
-    assert found.groups == 8
+    assert (found.groups, found.aside) == (8, 9)
     assert not found.broken
     assert others == [Glance("idle"), Glance("key", broken=True)]
 
@@ -353,5 +353,5 @@ def test_the_workers_of_all_queues_are_found_without_a_scan(store):
 
 
 def test_a_record_of_no_holder_is_no_holder():
-    (found,) = glances_of(b'[[1, 0, 0, 0, 1, 0, 0, 0, 0, 0, "name", "x.0", 1000, {}]]')
+    (found,) = glances_of(b'[[1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, "name", "x.0", 1000, {}]]')
     assert found.holders == (Holder("x.0", expires_in=1.0),)

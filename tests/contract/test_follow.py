@@ -94,6 +94,20 @@ def state(store, token="b.0"):
 
 
 @on_all_stores
+def test_lists_count_every_follower_of_a_task_that_runs(store):
+    """Redis has no message of a task that got its lock at once; it has that of a granted one."""
+    start(store)
+    for who in "bc":
+        park(store, who)
+    (lock,) = store.summarise_locks()
+    assert (lock.held, lock.aside) == (1, 2)
+    end(store)
+    store.park(owner("a"), Claim("stored", 60_000.0), MessageToPark(b"body", REALM, "q", None))
+    (stored,) = store.summarise_locks("stored")
+    assert (stored.held, stored.bodies, stored.aside) == (1, 1, 0)
+
+
+@on_all_stores
 def test_a_follower_waits_out_of_the_queue_and_is_delivered_when_the_first_task_ends(store):
     start(store)
     reply = park(store)

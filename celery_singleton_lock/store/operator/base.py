@@ -89,6 +89,8 @@ class Glance(NamedTuple):
         closed_for: seconds for which a task or client has closed it; 0 if it is not closed.
         paused_for: seconds until the pause ends by itself; 0 if it does not.
         groups: number of groups that have a waiter (``lock_fair_by``).
+        aside: how many stored messages are out of the queue; 0 if anybody waits in the queue. They
+            settle, follow another task, start again later, or are to be ended.
     """
 
     name: str
@@ -106,14 +108,7 @@ class Glance(NamedTuple):
     closed_for: float = 0.0
     paused_for: float = 0.0
     groups: int = 0
-
-    @property
-    def aside(self) -> int:
-        """How many stored messages are out of the queue; 0 if anybody waits in the queue.
-
-        They settle, follow another task, start again later, or are to be ended.
-        """
-        return 0 if self.waiting or self.adrift else max(0, self.bodies - self.held)
+    aside: int = 0
 
     @property
     def is_idle(self) -> bool:

@@ -62,6 +62,7 @@ def _glance(  # noqa: PLR0917  # in the order of view/summarise_locks.lua
     rated: int,
     closed: float,
     groups: int,
+    aside: int,
     name: str,
     *holders: Any,
 ) -> Glance:
@@ -84,6 +85,7 @@ def _glance(  # noqa: PLR0917  # in the order of view/summarise_locks.lua
         closed_for=closed / 1000,
         paused_for=max(0.0, paused / 1000),
         groups=groups,
+        aside=aside,
     )
 
 

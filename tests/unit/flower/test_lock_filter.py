@@ -26,7 +26,7 @@ STUCK = SILENT._replace(name="stuck", waiting=1, oldest=50.0)
 PAUSED = Glance("paused", paused=True, limit=1)
 PAUSED_QUEUE = PAUSED._replace(name="paused-queue", waiting=1, oldest=3.0)
 UNSERVED = Glance("unserved", adrift=2, bodies=2, limit=1)
-SETTLING = Glance("settling", bodies=2)
+SETTLING = Glance("settling", bodies=2, aside=2)
 ALL = [FREE, HELD, BLOCKED, SILENT, STUCK, PAUSED, PAUSED_QUEUE, UNSERVED, SETTLING]
 
 
@@ -46,7 +46,7 @@ ALL = [FREE, HELD, BLOCKED, SILENT, STUCK, PAUSED, PAUSED_QUEUE, UNSERVED, SETTL
         (SETTLING, 1, "waiting", "2 tasks out of the queue: settling (lock_debounce)"),
         (SETTLING._replace(paused=True), 3, "paused", "2 tasks wait until it is resumed."),
         (HELD._replace(bodies=1), 0, "held", ""),
-        (HELD._replace(bodies=2), 1, "waiting", "1 task out of the queue"),
+        (HELD._replace(bodies=2, aside=1), 1, "waiting", "1 task out of the queue"),
         (PAUSED_QUEUE._replace(paused_for=90.0), 3, "paused", "has paused it for another 90 s"),
         (FREE._replace(oldest=1.0), 1, "waiting", "The next task starts at once."),
     ],

@@ -18,6 +18,13 @@ local function held_back(flow)
   return groups and 2 or 0
 end
 
+-- Stored messages that are out of the queue: those of no holder. Holders that were not read count as stored.
+local function set_aside(stored, bodies, held, holding)
+  local aside = bodies - (holding - #held / 2)
+  for i = 1, #held, 2 do aside = aside - redis.call('HEXISTS', stored, string.match(held[i], '^(.*)%.%d+$') or held[i]) end
+  return math.max(0, aside)
+end
+
 local function glance(meta)
   local base = string.sub(meta, 1, -5)
   local holders, queue, record = base .. 'holders', base .. 'queue', base .. 'record'
@@ -28,10 +35,11 @@ local function glance(meta)
   local held = redis.call('ZRANGEBYSCORE', holders, '(' .. now, '+inf', 'WITHSCORES', 'LIMIT', 0, most + 1)
   local holding, shown = #held / 2, math.min(#held / 2, most)
   if holding > most then holding = redis.call('ZCOUNT', holders, '(' .. now, '+inf') end
-  local waiting, adrift, bodies, oldest, groups = 0, 0, 0, 0, 0
+  local waiting, adrift, bodies, aside, oldest, groups = 0, 0, 0, 0, 0, 0
   if redis.call('EXISTS', queue, base .. 'bodies', base .. 'adrift') > 0 then
     waiting, adrift = redis.call('ZCARD', queue), redis.call('ZCARD', base .. 'adrift')
     bodies = redis.call('HLEN', base .. 'bodies')
+    if waiting + adrift == 0 then aside = set_aside(base .. 'bodies', bodies, held, holding) end
     groups = redis.call('ZCARD', base .. 'flow:groups') + redis.call('ZCARD', base .. 'flow:full')
     local first = redis.call('ZRANGE', queue, 0, 0, 'WITHSCORES')
     local raw = first[1] and redis.call('HGET', record, first[1]) or ''
@@ -44,7 +52,7 @@ local function glance(meta)
   local paused_ms = m[4] and (m[6] and tonumber(m[6]) - now or -1) or 0
   local closed_ms = math.max(0, tonumber(m[7] or 0) - now)
   local told = { -- joined once: each concatenation would copy all holders before it
-    holding, waiting, adrift, bodies, limit, paused_ms, oldest, rated, closed_ms, groups, cjson.encode(m[1]),
+    holding, waiting, adrift, bodies, limit, paused_ms, oldest, rated, closed_ms, groups, aside, cjson.encode(m[1]),
   }
   for i = 1, 2 * shown, 2 do
     told[#told + 1] = cjson.encode(held[i])
