@@ -96,8 +96,9 @@ def _unique(place: Place, value: Any) -> str | float | None:
     if value is None or value in ("until_started", "until_done"):  # any type
         return cast("str | None", value)
     if isinstance(value, (str, bool)):
+        meant = _meant(value, ("until_started", "until_done"))
         place.refuse(
-            value, 'it must be "until_started", "until_done", a number of seconds, or None'
+            value, f'it must be "until_started", "until_done", a number of seconds, or None{meant}'
         )
     return _seconds(place, value, MAX_WAIT, 'use "until_done" for as long as the task exists')
 
@@ -174,13 +175,17 @@ def _max_waiting(place: Place, value: Any) -> int | None:
     return None if value is None else cast("int", check(place, value))
 
 
+def _meant(value: Any, choices: Sequence[str]) -> str:
+    """Return a question with the choice that is similar to a value, or ""."""
+    close = difflib.get_close_matches(str(value).lower(), choices, n=1)
+    return f'. Did you mean "{close[0]}"?' if close else ""
+
+
 def _choice(*now: str) -> Check:
     def check(place: Place, value: Any) -> str:
         if not isinstance(value, str) or value not in now:
             choices = " or ".join(f'"{name}"' for name in now)
-            close = difflib.get_close_matches(str(value), now, n=1)
-            hint = f'. Did you mean "{close[0]}"?' if close else ""
-            place.refuse(value, f"it must be {choices}{hint}")
+            place.refuse(value, f"it must be {choices}{_meant(value, now)}")
         return value
 
     return check

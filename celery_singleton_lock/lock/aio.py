@@ -308,6 +308,11 @@ class AsyncLock(LockBase):
 
     if not TYPE_CHECKING:  # so that a type checker reports the error
 
+        def __call__(self, *_arguments: object, **_named: object) -> Never:
+            """Refuse a lock as a decorator."""
+            msg = "An AsyncLock is not a decorator. Use @locked(name, client) in its place."
+            raise TypeError(msg)
+
         def __enter__(self) -> Never:
             """Refuse ``with``, which cannot await."""
             msg = "An AsyncLock needs `async with`, in a coroutine. For threads use a Lock."

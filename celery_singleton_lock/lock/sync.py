@@ -285,6 +285,11 @@ class Lock(LockBase):
 
     if not TYPE_CHECKING:  # so that a type checker reports the error
 
+        def __call__(self, *_arguments: object, **_named: object) -> Never:
+            """Refuse a lock as a decorator."""
+            msg = "A Lock is not a decorator. Use @locked(name, client) in its place."
+            raise TypeError(msg)
+
         async def __aenter__(self) -> Never:
             """Refuse ``async with``: it would block the event loop."""
             msg = "A Lock needs `with`. In a coroutine use `async with AsyncLock(…)`."

@@ -138,7 +138,8 @@ def explain(error: Exception) -> BackendError:
     passing = "" if remedy else _why_it_passes(error, sentence)
     if passing:
         return BackendUnreachable(passing)
-    return BackendRefused(f"The locks' Redis refused: {remedy or sentence}")
+    refusal = (remedy or sentence).rstrip(" .")
+    return BackendRefused(f"The locks' Redis refused: {refusal}.")
 
 
 def _why_it_passes(error: Exception, sentence: str) -> str:

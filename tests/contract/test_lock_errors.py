@@ -250,3 +250,11 @@ def test_the_error_in_a_task_says_that_all_connections_of_the_client_are_in_use(
         await pool.disconnect()
 
     asyncio.run(work())
+
+
+def test_a_lock_that_is_used_as_a_decorator_names_the_decorator(lock):
+    with pytest.raises(TypeError, match=r"^A Lock is not a decorator\. Use @locked\(name"):
+        lock(print)
+    other = AsyncLock(redis.asyncio.Redis(), "account:42")
+    with pytest.raises(TypeError, match=r"^An AsyncLock is not a decorator\. Use @locked\(name"):
+        other(print)

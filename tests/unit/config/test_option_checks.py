@@ -34,6 +34,7 @@ def test_a_choice_is_one_of_what_there_is():
     ("value", "sentence"),
     [
         ("gren", '\'gren\': it must be "red" or "green". Did you mean "green"?'),
+        ("GREEN", '\'GREEN\': it must be "red" or "green". Did you mean "green"?'),
         ("qqqq", '\'qqqq\': it must be "red" or "green".'),
         (None, 'None: it must be "red" or "green".'),
         (["red"], '[\'red\']: it must be "red" or "green". Did you mean "red"?'),

@@ -234,6 +234,8 @@ def test_a_misspelt_policy_is_recognised():
     """With the one that was meant."""
     with pytest.raises(ConfigurationError, match=r'Did you mean "skip"\?$'):
         resolved(lock_on_conflict="skipp")
+    with pytest.raises(ConfigurationError, match=r'Did you mean "until_done"\?$'):
+        resolved(lock_unique="until_don")
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_a_server_without_scripts_gives_a_specific_error_and_others_are_unchange
     assert "which every lock needs" in str(told)
     told = explain(redis_errors.ResponseError("ERR something else"))
     assert type(told) is BackendRefused
-    assert str(told) == "The locks' Redis refused: ERR something else"
+    assert str(told) == "The locks' Redis refused: ERR something else."
 
 
 @pytest.mark.parametrize(
