@@ -224,6 +224,8 @@ class LockAssertions:
         if lock is not None and run.lock != lock:
             held = f"the lock {run.lock!r}" if run.lock else "no lock: its base is not LockedTask"
             self._fail(run.task_id, f"should have held the lock {lock!r}; it has {held}")
+        if not run.held and self._event_log.follows(run.task_id):
+            self._fail(run.task_id, "did not run: it ended with the result of another task")
         if not run.held:
             why = f"the lock {run.lock!r}" if run.lock else "a lock: its base is not LockedTask"
             self._fail(run.task_id, f"ran without {why}")
@@ -262,7 +264,7 @@ class LockAssertions:
         facts = [self._facts(name) for name in dict.fromkeys(filter(None, names))]
         msg = (
             f"Task {task_id} {what}. What happened to it:\n{self._event_log.history(task_id)}\n"
-            + "\n".join([f"Its state is {state_of(self.app, result)}.", *facts])
+            + "\n".join([f"Its state is {state_of(self.app, result).rstrip('.')}.", *facts])
         )
         raise AssertionError(msg)
 

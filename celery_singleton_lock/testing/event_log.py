@@ -134,6 +134,11 @@ class EventLog:
         lines = [f"  {at - entries[0][0]:+7.3f} s: {sentence}" for at, sentence in entries]
         return "\n".join(lines or ["  No worker in this process has received it."])
 
+    def follows(self, task_id: str) -> bool:
+        """Return whether a task was last sent to the pool to end with the result of another one."""
+        sent = [e for e in self.events if isinstance(e, TaskDelivered) and e.task_id == task_id]
+        return bool(sent) and sent[-1].verdict == "following"
+
     # -- recording --------------------------------------------------------------------------------
 
     def notify(self, event: Any) -> None:
@@ -142,7 +147,7 @@ class EventLog:
             self.events.append(event)
             sentence = _SENTENCES.get(type(event))
             if isinstance(event, TaskBlocked) and not event.holder:
-                sentence = _BLOCKED_BY_NOBODY
+                sentence = _NO_HOLDER.get(event.waits_for, _BLOCKED_BY_NOBODY)
             if sentence is not None:
                 self._add_line(event.task_id, sentence.format_map(asdict(event)))
 
@@ -207,6 +212,12 @@ class EventLog:
 _BLOCKED_BY_NOBODY: Final = (
     "it was blocked ({policy}): the lock {lock!r} waits for the {waits_for}; it had rank {rank}"
 )
+_NO_HOLDER: Final = {
+    "settling": "it settled before it queued for the lock {lock!r} (lock_debounce)",
+    "following": "it waited for the result of the call that was sent before it",
+    "": "it was parked for the lock {lock!r}, which had just become free",
+}
+"""Sentences for a blocked task that waits for something else than the lock, by ``waits_for``."""
 
 _SENTENCES: Final[dict[type[TaskEvent], str]] = {
     TaskBlocked: "it was blocked ({policy}): {holder} held the lock {lock!r}; it had rank {rank}",

@@ -69,6 +69,7 @@ def shop():
         requeued=task("requeued", settle, lock_on_conflict="requeue", lock_requeue_delay=60),
         once_more=task("once_more", once_more),
         settles=task("settles", settle, lock_debounce=60),
+        follows=task("follows", settle, lock_unique="until_done", lock_on_duplicate="follow"),
         relaxed=task("relaxed", long, lock_mode="off"),
         plain=app.task(name="plain", shared=False)(unlocked),
     )
@@ -126,6 +127,8 @@ def test_a_settling_task_is_parked_until_its_quiet_period_ends(shop, worker, loc
             locks.assert_free(NAME, timeout=0.1)
         with pytest.raises(AssertionError, match="does not wait for 'rate'"):
             locks.assert_parked(newest, waits_for="rate", timeout=0.1)
+        with pytest.raises(AssertionError, match="it settled before it queued for the lock"):
+            locks.assert_skipped(newest, timeout=0.1)
         assert 59 < locks.next_start(NAME) <= 60
         frozen.advance(locks.next_start(NAME) - 1)
         locks.assert_parked(newest)
@@ -148,6 +151,18 @@ def test_a_settling_task_does_not_wait_for_what_the_queue_waits_for(shop, worker
     locks.assert_ran_alone(queued)
     locks.time.advance(60)
     locks.assert_ran_alone(settles)
+
+
+def test_the_story_of_a_duplicate_that_follows_says_that_it_did_not_run(shop, worker, locks):
+    """It has no lock, because its body does not run: that it "ran without the lock" is wrong."""
+    with locks.hold(NAME):
+        first, second = shop.follows.delay(42, 1), shop.follows.delay(42, 1)
+        locks.assert_parked(second, waits_for="following")
+    locks.assert_ran_alone(first)
+    told = r"did not run: it ended with the result of another task.*waited for the result of the "
+    with pytest.raises(AssertionError, match=f"(?s){told}"):
+        locks.assert_ran_alone(second)
+    assert shop.noted == [1]
 
 
 def test_a_retry_is_a_run_of_its_own(shop, worker, locks):
