@@ -163,6 +163,12 @@ def _following(view: LockView, me: Waiting) -> str:
             f"follows {me.follows}, which has ended or was lost: {me.worker} ends it with that "
             "result when it has a slot and the result backend answers (lock_on_duplicate)"
         )
+    if me.comes_again:
+        return (
+            f"follows {me.follows}, which has ended or was lost. A worker could not end it with "
+            "that result, and it is tried again within a minute. If the result backend does not "
+            "answer, the worker's log says so (lock_on_duplicate)"
+        )
     return (
         f"follows {me.follows}, which was sent before and has the lock {view.name!r} or waits "
         f"for it, for {seconds(me.age)}: it ends with its result, or runs itself if there is "

@@ -240,6 +240,10 @@ def test_why_says_whether_the_first_task_has_ended(store):
     assert "follows first, which was sent before and has the lock 'k'" in why(store, "b").sentence
     end(store)
     assert "follows first, which has ended or was lost: w ends it" in why(store, "b").sentence
+    end(store, "b", Ending.RETURN)  # its worker could not read the result
+    told = why(store, "b").sentence
+    assert "has ended or was lost. A worker could not end it" in told
+    assert "If the result backend does not answer" in told
 
 
 @on_all_stores

@@ -147,6 +147,7 @@ class Waiting(NamedTuple):
         unique: the key of its unique call, if it counts as sent (``lock_unique``).
         settles_for: seconds after which it queues, unless a later call replaces it
             (``lock_debounce``); 0 if it does not settle.
+        comes_again: whether a worker has given it back instead of ending it with a result.
     """
 
     lock: str
@@ -173,6 +174,7 @@ class Waiting(NamedTuple):
     follows: str = ""
     unique: str = ""
     settles_for: float = 0.0
+    comes_again: bool = False
 
     @property
     def arrival(self) -> int:

@@ -138,6 +138,7 @@ def waiting_of(  # noqa: PLR0917  # in the order of a page
         follows=rec["follows"][1] if rec.get("follows") else "",
         unique=replies.unique_in(rec),
         settles_for=max(0.0, (until - now_ms) / 1000) if state == SETTLING else 0.0,
+        comes_again=bool(rec.get("offer_every")),
     )
 
 
