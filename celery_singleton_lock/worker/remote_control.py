@@ -114,7 +114,7 @@ def _state(request: LockedRequest) -> str:
     """Return the state of a request; the notice of an acquired lock arrives a little later."""
     begun = request.stage in BEGUN
     if begun and request.holds_lock:
-        return "held"
+        return "lost" if request.lock_lost else "held"
     if request.lock_header.granted:
         return "granted"
     return "waiting" if begun else "sent"

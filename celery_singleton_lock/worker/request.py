@@ -186,6 +186,8 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
     """Whether it was reported that Redis refuses its lock, or one of its locks."""
     refused_lock = ""
     """The name of that lock, while the message is held for it."""
+    lock_lost = False
+    """Whether it was reported that its lock was lost while its task runs."""
     runs_later = False
     """Whether the task has run and raised ``RetryLater``, so that its message waits again."""
     preempted_by: str = ""

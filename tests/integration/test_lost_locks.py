@@ -40,6 +40,9 @@ def test_T10_the_worker_reports_the_loss(book, worker, key):
     first = book.start_holder(key, 1)
     assert book.store.reset(f"k:{key}") == 1
     worker.await_log(f"The lock 'k:{key}' was lost")
+    (report,) = book.app.control.inspect(timeout=20, limit=1)._request("locks").values()
+    assert [each["state"] for each in report["locks"] if each["lock"] == f"k:{key}"] == ["lost"]
+    assert report["held"] == 0
     book.open(f"{key}-1")
     assert book.value(first) == 1
 

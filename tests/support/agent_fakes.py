@@ -165,6 +165,7 @@ class FakeInFlight:
 
     def __init__(self):
         self.tokens = set()
+        self.lost = []
         self.by_token = {}
         self.waiting = 0
         self.slotless = []
@@ -187,6 +188,9 @@ class FakeInFlight:
 
     def who(self, token):
         return "app.task", token
+
+    def note_lost(self, token):
+        self.lost.append(token)
 
     def backlog(self):
         return self.waiting

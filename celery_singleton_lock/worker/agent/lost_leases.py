@@ -76,6 +76,7 @@ class LostLeases:
         if not (loss.ended or self._in_flight.has_begun(loss.token)):
             return  # the grant was lost before its task began
         self._reported.append(loss.token)
+        self._in_flight.note_lost(loss.token)
         self.lost += 1
         whose = (loss.task, loss.task_id) if loss.ended else self._in_flight.who(loss.token)
         event = LeaseLost(loss.name, *whose, reason="lapsed or taken away")

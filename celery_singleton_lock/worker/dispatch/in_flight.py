@@ -205,6 +205,12 @@ class InFlight:
         request = self.of(token)
         return ("", "") if request is None else (request.task.name, request.id)
 
+    def note_lost(self, token: str) -> None:
+        """Note that the lock of a token was lost while its task runs."""
+        request = self.of(token)
+        if request is not None:
+            request.lock_lost = True
+
     def in_hand(self) -> list[LockedRequest]:
         """Return the requests that are in the pool, or on their way there or back."""
         return list(self.by_token.values())
@@ -263,7 +269,7 @@ class InFlight:
             locks = list(self._locks.items())
         return {
             "in_flight": {name: len(lock.requests) for name, lock in locks[:MOST_SHOWN]},
-            "held": sum(request.holds_lock for request in in_hand),
+            "held": sum(request.holds_lock and not request.lock_lost for request in in_hand),
             "granted": self.backlog(),
             "waiting": sum(r.stage in BEGUN and not r.holds_lock for r in in_hand),
             "parking": sum(len(lock.parking) + len(lock.followers) for _, lock in locks),
