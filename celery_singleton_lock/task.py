@@ -28,6 +28,7 @@ from celery_singleton_lock.worker.execution.task_lock import (
 )
 from celery_singleton_lock.worker.extension import Extension
 from celery_singleton_lock.worker.install import install
+from celery_singleton_lock.worker.lock_header import AFTER
 from celery_singleton_lock.worker.startup_errors import told_in_one_line
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
         headers = options.get("headers")
         if headers is not None and not isinstance(headers, Mapping):
             options["headers"] = dict(headers)  # Celery takes pairs, too
-        options, extension = self._with_call(options), self._lock_extension
+        options, extension = self._after_sender(self._with_call(options)), self._lock_extension
         if extension is None or not self._lock_may_be_unique(options):
             return send(**options)
         lock_options = extension.options_to_send(self, options)
@@ -184,6 +185,18 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
             self._lock_extension.options_of_call(self, call)  # raises ConfigurationError
             options["headers"] = {**headers, HEADER: call}
         return options
+
+    def _after_sender(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return the options of a call, marked if the running task sends it at its end.
+
+        Celery itself names the parent of links, of the next task of a chain, and of error
+        callbacks. The body has returned then, and the lock is released next.
+        """
+        parent = options.get("parent_id")
+        sender = self.app.current_worker_task if parent and current_locks() else None
+        if sender is None or sender.request.id != parent:
+            return options
+        return {**options, "headers": {**(options.get("headers") or {}), AFTER: parent}}
 
     def signature_from_request(self, request: Any = None, *args: Any, **options: Any) -> Any:
         """Return a signature for a retry, with the lock options of the call."""

@@ -106,8 +106,8 @@ class Facts:
         further: the lock is not the first of its lock set. Only the first recognises copies.
         waited: the task must not wait any longer.
         keeps_messages: whether the locks' Redis can store the message; a quorum of servers cannot.
-        is_own_retry: it is a retry, or replaces the task, and the last attempt has not released the
-            lock yet.
+        sender_ends: the attempt that has sent it at its end holds the lock, and is about to release
+            it.
     """
 
     asker: Asker = Asker.POOL
@@ -115,7 +115,7 @@ class Facts:
     further: bool = False
     waited: bool = False
     keeps_messages: bool = True
-    is_own_retry: bool = False
+    sender_ends: bool = False
 
 
 class Policy(Protocol):
@@ -182,7 +182,7 @@ def _answered(policy: Policy, reply: Reply, facts: Facts) -> Outcome:
         case _:
             above_rate = reply.waits_for is WaitsFor.RATE
             on_block = policy.on_rate if above_rate else policy.on_conflict
-            if facts.is_own_retry and not above_rate and on_block in {"skip", "fail"}:
+            if facts.sender_ends and not above_rate and on_block in {"skip", "fail"}:
                 on_block = "park"  # the last attempt ends at once; the work must not end with it
             return Outcome.GONE if facts.granted else _blocked(policy, facts, on_block)
 

@@ -40,6 +40,10 @@ FIRST: Final = "csl-first"
 first delivery of the message. A retry may copy the header, so the attempt identifies the
 message."""
 
+AFTER: Final = "csl-after"
+"""Message header of a link, of the next task of a chain, or of an error callback: the id of the
+task that has sent it at its end, before its lock was released."""
+
 UNANSWERED: Final = "csl-unanswered"
 """Message header of a parked task that a stopping worker sent to the broker, since Redis did not
 answer its claim; see ``UnansweredClaim``."""
@@ -95,6 +99,7 @@ class LockHeader(NamedTuple):
         computed: options that were computed from its arguments; None if none is.
         first_place: server microseconds of its first delivery; 0 if that is not known, as the
             broker may have delivered it before.
+        after: id of the task that has sent it at its end; see ``AFTER``.
     """
 
     name: str
@@ -117,6 +122,7 @@ class LockHeader(NamedTuple):
     later: bool = False
     computed: Computed | None = None
     first_place: int = 0
+    after: str = ""
 
     def concerns(self, name: str) -> bool:
         """Return whether this delivery takes the lock of this name."""

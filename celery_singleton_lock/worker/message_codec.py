@@ -15,6 +15,7 @@ from kombu.utils import json
 
 from celery_singleton_lock.core.lock_set import KEPT
 from celery_singleton_lock.worker.lock_header import (
+    AFTER,
     COPY,
     FIRST,
     HEADER_KEY,
@@ -26,7 +27,7 @@ from celery_singleton_lock.worker.redelivery import REJECT
 
 _ROUTE: Final = ("exchange", "routing_key")
 _STRIPPED: Final = frozenset(
-    {HEADER_KEY, COPY, FIRST, MOVED, REQUEUED, UNANSWERED, REJECT, KEPT, "redelivered"}
+    {HEADER_KEY, AFTER, COPY, FIRST, MOVED, REQUEUED, UNANSWERED, REJECT, KEPT, "redelivered"}
 )
 
 

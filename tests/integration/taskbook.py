@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +258,11 @@ def build(  # noqa: C901, PLR0915  # a list of declarations, made anew for each 
     declare("act_raising", lock_key=_raising_key)
     declare("act_soft", soft_time_limit=1)
     declare("act_hard", time_limit=1)
+
+    def end_late(_self: Task, _result: Any, _id: str, args: Sequence[Any], _kwargs: Any) -> None:
+        journal.await_gate(f"{args[0]}-end")
+
+    declare("act_ends_late", on_success=end_late)
     declare("act_hook", time_limit=1, on_failure=_raising_hook)
     declare("act_hook_fail", lock_on_conflict="fail", on_failure=_raising_hook)
     declare("act_hook_patient", lock_wait_timeout=1.0, on_failure=_raising_hook)

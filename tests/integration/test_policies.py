@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
-from celery import chord, states
+from celery import chain, chord, states
 
 from celery_singleton_lock import current_lock
 from celery_singleton_lock.errors import LockConflict, LockQueueFull, LockWaitTimeout
@@ -96,6 +96,24 @@ def test_T15_a_retry_does_not_end_because_its_last_attempt_still_holds_the_lock(
     book.open(f"{key}-again")
     assert book.value(sent) == 0
     assert book.order(key) == [0, 0]
+    book.await_free(key)
+
+
+@pytest.mark.parametrize("task", ["act_skip", "act_fail"])
+@pytest.mark.parametrize("sent_as", ["link", "chain"])
+def test_T15_a_link_does_not_end_because_its_sender_still_holds_the_lock(
+    book, worker, key, task, sent_as
+):
+    """Celery sends it when the body has returned. Another task is skipped, or fails."""
+    first, after = book.app.tasks["act_ends_late"], book.app.tasks[task].si(key, 1)
+    if sent_as == "link":
+        first.apply_async((key, 0), link=after)
+    else:
+        chain(first.si(key, 0), after)()
+    book.await_waiting(key, 1)
+    assert book.outcome(book.send(task, key, 2))[0] != states.SUCCESS
+    book.open(f"{key}-end")
+    eventually(lambda: book.order(key) == [0, 1])
     book.await_free(key)
 
 

@@ -28,6 +28,7 @@ from celery_singleton_lock.errors import (
     MaxReturnsExceeded,
 )
 from celery_singleton_lock.worker.lock_header import (
+    AFTER,
     COPY,
     FIRST,
     MOVED,
@@ -113,8 +114,8 @@ class HeaderFactory:
         Returns:
             Lock name and token of the parked original, if this is a copy; else None.
         """
-        copy_of, requeued, first, moved, claim, call, unique = taken_from(
-            request, COPY, REQUEUED, FIRST, MOVED, UNANSWERED, HEADER, UNIQUE
+        copy_of, requeued, first, moved, claim, call, unique, after = taken_from(
+            request, COPY, REQUEUED, FIRST, MOVED, UNANSWERED, HEADER, UNIQUE, AFTER
         )
         request.unique = unpacked(unique)
         wrong = self._call_of(request, call)
@@ -138,6 +139,8 @@ class HeaderFactory:
             header = request.lock_header = self.relaxed(request)
         if request.call:
             header = request.lock_header = header._replace(call=request.call)
+        if after:
+            header = request.lock_header = header._replace(after=str(after))
         if header.copy or moved is not None:
             request.was_blocked = True  # another worker may have reported it as blocked
         return copy_of

@@ -288,7 +288,7 @@ class LockTracer:
             further=further,
             waited=True,
             keeps_messages=self._keeps_messages,
-            is_own_retry=isinstance(answer, Reply) and _holds_last_attempt(header, answer),
+            sender_ends=isinstance(answer, Reply) and _is_held_by_sender(header, answer),
         )
         return outcome_of(options, answer, facts)
 
@@ -468,14 +468,16 @@ class LockTracer:
         return None
 
 
-def _holds_last_attempt(header: LockHeader, reply: Reply) -> bool:
-    """Return whether an attempt is not the first of its task, and another one holds the lock.
+def _is_held_by_sender(header: LockHeader, reply: Reply) -> bool:
+    """Return whether the attempt that has sent this one at its end holds the lock.
 
-    Celery sends a retry, and a replacement by ``self.replace()``, before the attempt ends, so it
-    may arrive before the lock is released.
+    Celery sends retries, replacements (``self.replace()``) and links before the attempt ends, so
+    they may arrive before the lock is released.
     """
-    task_id, is_first = task_id_of(header.attempt), header.attempt.endswith("/0/0")
-    return not is_first and reply.holder is not None and reply.holder.task_id == task_id
+    holder = reply.holder.task_id if reply.holder is not None else ""
+    is_first = header.attempt.endswith("/0/0")
+    own = "" if is_first else task_id_of(header.attempt)
+    return holder != "" and holder in {own, header.after}
 
 
 def end_not_started(run: Run, not_started: NotStarted) -> Any:

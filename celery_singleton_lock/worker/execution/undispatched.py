@@ -45,6 +45,7 @@ from celery_singleton_lock.worker.execution.task_lock import (
 )
 from celery_singleton_lock.worker.execution.tracer import end_not_started
 from celery_singleton_lock.worker.lock_header import (
+    AFTER,
     COPY,
     MOVED,
     REQUEUED,
@@ -267,7 +268,7 @@ def _close(lock: PlacedLock | MultiLock, run: Run, later: RetryLater, outcome: A
 
 def _copy_of(run: Run) -> Any:
     """Remove this package's headers from a request; return what ``COPY`` says, or None."""
-    for header in (REQUEUED, MOVED, UNANSWERED):
+    for header in (AFTER, REQUEUED, MOVED, UNANSWERED):
         take_out(run.request, header)
     return take_out(run.request, COPY)
 

@@ -32,7 +32,7 @@ POOL = Facts(Asker.POOL)
 WAITED = Facts(Asker.POOL, waited=True)
 GRANTED = Facts(Asker.POOL, granted=True)
 FURTHER = Facts(Asker.POOL, further=True)
-OWN_RETRY = Facts(Asker.POOL, is_own_retry=True)
+SENDER_ENDS = Facts(Asker.POOL, sender_ends=True)
 QUORUM = Facts(Asker.POOL, keeps_messages=False)
 SLOT = Facts(Asker.SLOT)
 SLOT_WAITED = Facts(Asker.SLOT, waited=True)
@@ -48,7 +48,7 @@ BLOCKED = {
     POOL: ("PARK", "WAIT", "REQUEUE", "SKIP", "FAIL"),
     WAITED: ("PARK", "FAIL_TIMEOUT", "REQUEUE", "SKIP", "FAIL"),
     FURTHER: ("PARK", "WAIT", "REQUEUE", "SKIP", "FAIL"),
-    OWN_RETRY: ("PARK", "WAIT", "REQUEUE", "PARK", "PARK"),
+    SENDER_ENDS: ("PARK", "WAIT", "REQUEUE", "PARK", "PARK"),
     QUORUM: ("REQUEUE", "WAIT", "REQUEUE", "SKIP", "FAIL"),
     GRANTED: ("GONE", "GONE", "GONE", "GONE", "GONE"),
     SLOT: ("WAIT", "WAIT", "WAIT", "SKIP", "FAIL"),
