@@ -183,7 +183,7 @@ def _answered(policy: Policy, reply: Reply, facts: Facts) -> Outcome:
             above_rate = reply.waits_for is WaitsFor.RATE
             on_block = policy.on_rate if above_rate else policy.on_conflict
             if facts.sender_ends and not above_rate and on_block in {"skip", "fail"}:
-                on_block = "park"  # the last attempt ends at once; the work must not end with it
+                on_block = "park"  # its sender ends at once; the work must not end with it
             return Outcome.GONE if facts.granted else _blocked(policy, facts, on_block)
 
 

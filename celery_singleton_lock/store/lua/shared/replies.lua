@@ -19,7 +19,8 @@ end
 local function told_holder(first, rec)
   local attempt = rec and rec.attempt or ''
   local id = retries_of(attempt)
-  if string.sub(attempt, -4) == '/0/0' or redis.call('ZCARD', holders) < 2 then return first end
+  local is_first = attempt == '' or string.sub(attempt, -4) == '/0/0' -- clients have no attempt
+  if is_first or redis.call('ZCARD', holders) < 2 then return first end
   for _, token in ipairs(redis.call('ZRANGE', holders, 0, -1)) do
     local other = load(token)
     if other and retries_of(other.attempt) == id then return token end
