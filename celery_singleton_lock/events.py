@@ -168,7 +168,7 @@ class TaskDuplicate(TaskEvent):
     verdict: str = _field(
         "twin",
         "`twin`: the copy is stored, or waits; `done`: the copy was dropped; `ended`: the copy was "
-        "dropped because this worker has run the task, although Redis has lost the record of that",
+        "dropped because this worker has run the task, although Redis has no record of that",
     )
 
 

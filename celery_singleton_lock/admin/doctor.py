@@ -267,7 +267,8 @@ def _database(store: RedisAdminStore) -> Check:
         looked += len(found)
         foreign += sum(not key.startswith(prefix) for key in found)
     if not foreign:
-        return Check("database", Health.OK, f"all {number_of(looked, 'key')} are those of locks")
+        told = f"has no keys of other programs, and {number_of(looked, 'key')} of locks"
+        return Check("database", Health.OK, told)
     told = (
         f"{foreign:,} of {number_of(looked, 'key')} are of other programs, such as the broker: "
         "their memory, an eviction policy for them and FLUSHDB concern the locks too. Give the "

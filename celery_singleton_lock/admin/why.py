@@ -93,8 +93,10 @@ class Witness(Protocol):
     def seen(self, task_id: str) -> tuple[str, str] | None:
         """Return a state and a clause, or None if the app does not know the task.
 
-        The state is ``running``, ``eta``, ``received`` or ``finished``. The clause follows "it",
-        such as ``ended with SUCCESS`` or ``runs on worker-2``.
+        The state is ``running``, ``eta``, ``received`` or ``finished``. If only the result tells,
+        it is ``retry`` for a task that has sent its retry, or ``unseen`` for one that was cancelled
+        and may be lost. The clause follows "it", such as ``ended with SUCCESS`` or ``runs on
+        worker-2``.
         """
         ...
 
@@ -226,9 +228,11 @@ def _known(
         held = _among_holders(store, task_id, locks)
         if held is not None:
             return held
-    if seen is not None:
-        return _seen(task_id, seen)
-    return _lost(store, task_id)
+    if seen is None or seen[0] in _BY_RESULT:
+        lost = _lost(store, task_id)
+        if lost is not None or seen is None:
+            return lost
+    return _seen(task_id, seen)
 
 
 def _not_in_index(
@@ -353,9 +357,14 @@ def _among_holders(store: AdminStore, task_id: str, locks: _Holders) -> Answer |
     return None
 
 
+_RETRY: Final = "retry"
+_BY_RESULT: Final = frozenset({_RETRY, "unseen"})
+"""What a witness says if no worker knows the task. A retry may have been parked and lost."""
+
+
 def _seen(task_id: str, seen: tuple[str, str]) -> Answer:
     state, clause = seen
-    return Answer(task_id, state, f"It {clause}.")
+    return Answer(task_id, "eta" if state == _RETRY else state, f"It {clause}.")
 
 
 def _lost(store: AdminStore, task_id: str) -> Answer | None:
@@ -376,7 +385,7 @@ _GONE: Final = (
     "dropped it (locks audit), or it was parked and the locks' Redis has lost its data since (the "
     "workers' logs say so), or its worker died. Then it is lost only if it had begun and is "
     "acknowledged early (Celery's default). Otherwise the broker redelivers it, a Redis broker "
-    "after the visibility timeout. Do not send it again unless you know that it had begun: it "
+    "after the visibility time-out. Do not send it again unless you know that it had begun: it "
     "may run twice"
 )
 

@@ -85,7 +85,8 @@ def _no_taker(me: Waiting, takers: Takers) -> str:
         return (
             f"{_names(takers.silent)} {consume} the queue {me.queue!r} and {send} no heartbeat to "
             f"the locks' Redis: {they} of a version without locks, or {do} not reach this Redis "
-            f"(see {logs}). Start a worker with locks, or {_SEND} {drain}"
+            f"(see {logs}). Start a worker with locks, or {_SEND} {drain}; a worker without the "
+            "task would discard them"
         )
     start = f"start one (celery worker -Q {me.queue})"
     return f"no live worker with locks consumes the queue {me.queue!r}: {start}"
@@ -225,7 +226,9 @@ def of_priority(me: Waiting, passed_by: int, is_all: bool) -> str:
     """
     told = ""
     if me.head_start > 0:
-        told = f"; it has a head start of {seconds(me.head_start)} (lock_priority, or promoted)"
+        start = seconds(me.head_start)
+        shown = "less than 0.1 s" if start == "0.0 s" else start
+        told = f"; it has a head start of {shown} (lock_priority, or promoted)"
     elif me.head_start < 0:
         told = f"; it lets later tasks pass for {seconds(-me.head_start)} (lock_priority)"
     if passed_by:

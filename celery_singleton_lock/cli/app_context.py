@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from celery import states
@@ -22,8 +22,19 @@ from celery_singleton_lock.worker.publisher import Publisher
 ANSWER: Final = 1.0
 """Seconds to wait for replies of workers."""
 
+BROKER_PATIENCE: Final = 5.0
+"""Seconds to wait for a reply of a Redis broker. By Celery's default that wait has no end."""
+
 NAMED: Final = 20
 """Largest number of queues that a sentence names."""
+
+
+_CANCELLED: Final = (
+    "was cancelled by Celery, because its worker was shut down cold (SIGQUIT) or lost the broker. "
+    "Celery stores RETRY for it, and sends no retry. It is lost if it is acknowledged early "
+    "(Celery's default): send it again. Otherwise the broker redelivers it, a Redis broker after "
+    "the visibility time-out"
+)
 
 
 class AppSide(OperatorActions):
@@ -42,6 +53,15 @@ class AppSide(OperatorActions):
         """Create the object. Sends nothing."""
         super().__init__(app, extension)
         self.consumed: Callable[[], Iterable[str]] = tuple
+        self._transport_options = app.conf.broker_transport_options
+        with suppress(Exception):  # an unknown transport: a command that needs the broker says so
+            if app.connection_for_write().get_transport_cls().driver_type == "redis":
+                limited = {"socket_timeout": BROKER_PATIENCE, **self._transport_options}
+                app.conf.broker_transport_options = limited
+
+    def close(self) -> None:
+        """Restore the app's settings."""
+        self.app.conf.broker_transport_options = self._transport_options
 
     @property
     def realm(self) -> str:
@@ -52,21 +72,22 @@ class AppSide(OperatorActions):
 
     def seen(self, task_id: str) -> tuple[str, str] | None:
         """Return what the result backend or a worker knows about a task; see :class:`Witness`."""
-        result = self._result(task_id)
+        meta = self._result(task_id)
+        result = str(meta.get("status"))
         if result in states.READY_STATES:
             return "finished", f"ended with {result}"
         worker = self._worker_of(task_id)
-        if worker is not None:
+        if worker is not None or result != states.RETRY:
             return worker
-        if result == states.RETRY:
-            return "eta", "waits for its retry in the broker's queue"
-        return None
+        if not meta.get("traceback"):  # a task that is retried has that of its Retry
+            return "unseen", _CANCELLED
+        return "retry", "waits for its retry in the broker's queue"
 
-    def _result(self, task_id: str) -> str:
+    def _result(self, task_id: str) -> Mapping[str, Any]:
         try:
-            return str(self.app.backend.get_state(task_id))
+            return dict(self.app.backend.get_task_meta(task_id))
         except Exception:  # noqa: BLE001  # no result backend, or it does not answer
-            return str(states.PENDING)
+            return {}
 
     def _worker_of(self, task_id: str) -> tuple[str, str] | None:
         inspect = self.app.control.inspect(timeout=ANSWER)
@@ -137,8 +158,8 @@ class AppSide(OperatorActions):
         empty = [name for name in held if not held[name]]
         told = _first(full, "hold messages")
         if empty:
-            verb = "is" if len(empty) == 1 else "are"
-            told += [f"{', '.join(_first(empty, ''))} {verb} empty or does not exist"]
+            verbs = "is empty or does not exist" if len(empty) == 1 else "are empty or do not exist"
+            told += [f"{', '.join(_first(empty, ''))} {verbs}"]
         return ", ".join(told)
 
     def consumers(self, realm: str, queue: str) -> list[str]:

@@ -89,16 +89,14 @@ def tell_dropped(target: Target, tally: Tally, machine: bool) -> None:
 
 def tell_tally(tally: Tally, done: str, machine: bool) -> None:
     """Print the number of tasks by lock, and the number of skipped tasks by reason."""
-    left = {why_not: number for why_not, number in tally.skipped.items() if number}
+    left, locks = +tally.skipped, +tally.done
     if machine:
-        return render.as_json(
-            {"done": done, "total": tally.total, "locks": tally.done, "left": left}
-        )
-    most = tally.done.most_common(20)
+        return render.as_json({"done": done, "total": tally.total, "locks": locks, "left": left})
+    most = locks.most_common(20)
     for name, number in most:
         render.say(f"{number:>9,}  {printable(name, render.WIDEST)}")
-    if len(tally.done) > len(most):
-        render.say(f"           … and {len(tally.done) - len(most):,} more locks")
+    if len(locks) > len(most):
+        render.say(f"           … and {len(locks) - len(most):,} more locks")
     for why_not, number in left.items():
         hint = " (--again parks what was purged or dropped)" if why_not == ENDED else ""
         render.say(f"{number:>9,}  left: {why_not}{hint}")
@@ -132,7 +130,8 @@ def drain_command(target: Target, rate: float, **how: Any) -> None:
         tally = count(target.store, wanted)
         if how["dry_run"] or not tally.total:
             return tell_tally(tally, "would be sent to the broker", how["machine"])
-        render.ask(f"Send {tally.total:,} parked tasks back to the broker?")
+        risk = "A worker that does not have the task of a message discards it."
+        render.ask(f"{risk} Send {tally.total:,} parked tasks back to the broker?")
     by = target.operator("drain", how["why_text"])
     with app.publisher() as publisher:
         tally = drain(
@@ -190,6 +189,10 @@ def _opened(output: Path | None) -> Iterator[TextIO]:
     except OSError as error:
         msg = f"{output} cannot be written ({error.strerror}). What is not in it is still parked."
         raise NotDone(msg) from None
+    except BaseException:
+        if not output.stat().st_size:
+            output.unlink()  # so that the same command can be repeated
+        raise
 
 
 @click.command("import")
@@ -219,7 +222,10 @@ def import_command(target: Target, file: TextIO, **how: Any) -> None:
             lines.seek(start)
         if how["dry_run"]:
             served = served_realms(target.store, realm)
-            return tell_tally(would_restore(lines, served), "would be parked", how["machine"])
+            tell_tally(would_restore(lines, served), "would be parked", how["machine"])
+            if not how["machine"]:
+                render.say("           … less those that wait, run or have ended: not asked here")
+            return None
         by = target.operator("import --force" if how["force"] else "import", how["why_text"])
         tally = restore(target.store, lines, by, realm=realm, again=how["again"])
     target.announce(by, tally.done, by.action)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
@@ -77,9 +76,10 @@ def doctor(target: Target, *, quick: bool, machine: bool) -> None:
         render.say(f"Redis of the locks: {target.settings.address()}")
         render.show(_doctor_lines(found, with_app=target.app is not None))
     worst = {check.health for check in found} - {Health.NOTE}
+    status = UNSURE if worst != {Health.OK} else 0
     if Health.FAIL in worst:
-        sys.exit(UNREACHABLE if found[0].health is Health.FAIL else REFUSED)
-    sys.exit(UNSURE if worst != {Health.OK} else 0)
+        status = UNREACHABLE if found[0].health is Health.FAIL else REFUSED
+    click.get_current_context().exit(status)
 
 
 def _doctor_lines(found: Sequence[Check], *, with_app: bool) -> Iterator[str]:

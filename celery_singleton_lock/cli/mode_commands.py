@@ -74,9 +74,9 @@ def mode(
             told = f"{whose} run without their locks then, beside those that run now."
             render.say(f"{told} Parked ones start at once.", err=True)
             render.ask("Switch the mode?")
+        by = target.operator("mode", why_text)
         target.store.switch(task, None if mode == DECLARED else mode)
         shown = f"(all tasks: {mode})" if task == ALL else f"(task {task}: {mode})"
-        by = target.operator("mode", why_text)
         target.store.write_audit_entry(shown, by)
         target.announce(by, {shown: 1}, "mode")
     switches = dict(target.store.switches())
@@ -98,7 +98,8 @@ def _refuse_unknown_task(target: Target, task: str) -> None:
         known |= target.app.extension.declared()
     if task not in known:
         msg = (
-            f"no live worker{' and not the app' * (target.app is not None)} has a LockedTask "
-            f"{task!r}.{meant(task, known)} To switch its mode nevertheless: --force"
+            f"{'no live worker' if target.app is None else 'neither a live worker nor the app'} "
+            f"has a LockedTask {task!r}.{meant(task, known)} "
+            "To switch its mode nevertheless: --force"
         )
         raise Refused(msg)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -143,7 +142,7 @@ def why_command(target: Target, task_id: str, *, every: bool, machine: bool) -> 
     else:
         _say(answer, task_id)
     if answer.state in {"unseen", "ambiguous"}:
-        sys.exit(REFUSED)
+        click.get_current_context().exit(REFUSED)
 
 
 def _say(answer: Answer, task_id: str) -> None:

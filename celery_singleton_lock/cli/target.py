@@ -80,6 +80,7 @@ class Target:
     source: str
     app: AppSide | None = None
     _store: RedisAdminStore | None = field(default=None, repr=False)
+    _changes: bool = field(default=False, repr=False)
 
     @property
     def store(self) -> RedisAdminStore:
@@ -128,12 +129,15 @@ class Target:
         return app
 
     def close(self) -> None:
-        """Close the store."""
+        """Close the store, and restore the settings of the app."""
         if self._store is not None:
             self._store.hang_up()
+        if self.app is not None:
+            self.app.close()
 
     def operator(self, action: str = "", why: str = "") -> Operator:
-        """Return the operator of this command, for the audit."""
+        """Return the operator of this command, for the audit. The command may change something."""
+        self._changes = True
         return Operator(login(), socket.gethostname(), "cli", why, action)
 
     def announce(self, by: Operator, done: Mapping[str, int], action: str) -> None:
@@ -160,6 +164,8 @@ class Target:
                 yield
         except BackendError as error:
             hint = " Check the address, and that Redis runs." * ("did not answer" in str(error))
+            if self._changes and "no answer in time" in str(error):  # Redis may have the command
+                hint += " It may still make the change later: look before you repeat it."
             where = f"{self.source} is {self.settings.address()}"
             raise NoAnswer(_line(f"{where}: {error}{hint}")) from None
 

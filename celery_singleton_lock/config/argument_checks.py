@@ -34,6 +34,9 @@ _ELSEWHERE: Final = {
 }
 """Option of redis-py, python-redis-lock, pottery or aioredlock -> what to use here."""
 
+BARE_KEY: Final = "{0}:{{{0}}}"
+"""What to write if the text of a key is the name of the argument ``{0}``."""
+
 _TOKEN: Final = re.compile(r"[\w-]{16,128}\.\d{1,9}", re.ASCII)
 
 
@@ -142,6 +145,27 @@ def warn_of_long_lease(lease: float) -> None:
         "the lock is held. A crashed process blocks the lock for this time. Use 30."
     )
     warnings.warn(msg, ConfigurationWarning, stacklevel=depth + 1)
+
+
+def warn_of_bare_name(
+    what: str, value: object, body: Callable[..., Any], example: str, depth: int = 1
+) -> None:
+    """Warn of a text that is the name of an argument, and no template of it.
+
+    Args:
+        what: what has the text, for the warning.
+        value: the text, or anything else.
+        body: function that has the arguments.
+        example: template of an argument, with ``{0}`` for its name.
+        depth: number of callers from here to the line that is warned of.
+    """
+    if isinstance(value, str) and value in inspect.signature(body).parameters:
+        msg = (
+            f"{what} is {value!r}, the same text for all calls, although an argument has this "
+            f'name. For its value write "{example.format(value)}"; if the text is meant, use '
+            "another one."
+        )
+        warnings.warn(msg, ConfigurationWarning, stacklevel=depth + 1)
 
 
 def _is_ours(frame: FrameType) -> bool:

@@ -96,7 +96,8 @@ def _unique(place: Place, value: Any) -> str | float | None:
     if value is None or value in ("until_started", "until_done"):  # any type
         return cast("str | None", value)
     if isinstance(value, (str, bool)):
-        meant = _meant(value, ("until_started", "until_done"))
+        use = seconds_meant(value)
+        meant = f": {use}" if use else _meant(value, ("until_started", "until_done"))
         place.refuse(
             value, f'it must be "until_started", "until_done", a number of seconds, or None{meant}'
         )

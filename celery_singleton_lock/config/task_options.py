@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from celery_singleton_lock.config.argument_checks import BARE_KEY, warn_of_bare_name
 from celery_singleton_lock.config.limits import LONGEST_LEASE
 from celery_singleton_lock.config.multi_lock_option import idle_pairs, rates_in
 from celery_singleton_lock.config.option_checks import OPTIONS, ConfigurationWarning, Place
@@ -418,6 +419,18 @@ def _warn_of_idle_locks(task_name: str, lock_keys: Any) -> None:
 
 _LEAVE_ONE: Final = "Leave one of the two out"
 _LEAVE_OUT: Final = f". {_LEAVE_ONE}"
+
+
+def warn_of_bare_names(
+    task_name: str, body: Callable[..., Any], declared: Mapping[str, Any]
+) -> None:
+    """Warn of a text that is the name of an argument, and no template of it."""
+    examples = {"lock_key": BARE_KEY, "lock_fair_by": "{{{0}}}", "lock_unique_key": "{{{0}}}"}
+    for option, example in examples.items():
+        what = f"task {task_name}: {option}"
+        warn_of_bare_name(what, declared.get(option), body, example, depth=4)
+    for key in declared.get("lock_keys") or ():
+        warn_of_bare_name(f"task {task_name}: a key of lock_keys", key, body, BARE_KEY, depth=4)
 
 
 def warn_of_coroutine(task_name: str, body: Callable[..., Any]) -> None:

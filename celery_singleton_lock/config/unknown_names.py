@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
+import warnings
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Any, Final
 
 from celery_singleton_lock.config.limits import PREFIX
-from celery_singleton_lock.config.option_checks import OPTIONS
+from celery_singleton_lock.config.option_checks import OPTIONS, ConfigurationWarning
 from celery_singleton_lock.config.settings import TASK_ONLY, TASK_OPTIONS
 from celery_singleton_lock.errors import ConfigurationError
 
@@ -22,6 +23,11 @@ _SYNONYMS: Final = {
     "concurrency": "limit",
     "max_concurrency": "limit",
     "permits": "limit",
+    "rate_limit": "rate",
+    "throttle": "rate",
+    "policy": "on_conflict",
+    "group": "fair_by",
+    "follow": "on_duplicate",
     "url": "backend",
     "backend_url": "backend",
 }
@@ -67,6 +73,30 @@ def check_unknown(task_name: str, attributes: Iterable[str]) -> None:
                 hint = f"It is a setting, for all tasks: singleton_{name}."
             msg = f"task {task_name}: there is no option {name!r}. {hint}"
             raise ConfigurationError(msg)
+
+
+_OF_OTHERS: Final = {
+    "unique_on": (object, "celery-singleton", "lock_key"),
+    "raise_on_duplicate": (bool, "celery-singleton", "lock_on_duplicate"),
+    "once": (dict, "celery-once", "lock_key and lock_unique"),
+    "heimdall": (dict, "celery-heimdall", "lock_key and lock_unique"),
+}
+"""Option of another package -> its type, the package, and the options that take its place."""
+
+
+def warn_of_others(task: Any) -> None:
+    """Warn of options of packages from which a task does not derive: they have no effect."""
+    bases = {str(cls.__module__).partition(".")[0] for cls in type(task).__mro__}
+    for option, (kind, package, ours) in _OF_OTHERS.items():
+        value = getattr(task, option, None)
+        is_theirs = value is not None and isinstance(value, kind) and not callable(value)
+        if not is_theirs or package.replace("-", "_") in bases:
+            continue
+        msg = (
+            f"task {task.name}: {option} is {value!r}, an option of {package}, and has no effect "
+            f"on a LockedTask. Use {ours} (docs/migrate/{package}.md)."
+        )
+        warnings.warn(msg, ConfigurationWarning, stacklevel=4)
 
 
 def check_unknown_settings(names: Iterable[str], namespace: str | None = None) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
 
 CLUSTER: Final = frozenset({"redis+cluster", "rediss+cluster"})
@@ -34,6 +35,9 @@ _QUERY: Final = re.compile(r"\?(?=[\w.\-]+=)")
 _SECRET: Final = re.compile(
     r"(?i)([?&;][^=&;]*(?:pass|pw|auth|secret|token|cred|user|key)[^=&;]*=)[^&;]*"
 )
+
+_QUEUE_PREFIXES: Final = ("global_keyprefix", "queue_name_prefix")
+"""Options of Redis, and of SQS and others, that prefix the names of all queues."""
 
 _ALIASES: Final = {"pyamqp": "amqp", "librabbitmq": "amqp", "amqps": "amqp", "rediss": "redis"}
 
@@ -89,12 +93,15 @@ def _safe_address(address: str) -> str:
     return start + _SECRET.sub(r"\1***", rest)
 
 
-def realm_of(broker_url: str | Iterable[str] | None, master_name: str = "") -> str:
+def realm_of(
+    broker_url: str | Iterable[str] | None, options: Mapping[str, Any] = MappingProxyType({})
+) -> str:
     """Return a short hash that identifies a broker; it does not depend on the credentials.
 
     Args:
         broker_url: Celery's ``broker_url``: one, several in one text, or a list.
-        master_name: name of the master for Sentinels; empty for other brokers.
+        options: Celery's ``broker_transport_options``. The name of the master for Sentinels counts,
+            and a prefix of all queues: equal names of queues with two prefixes are two queues.
 
     Returns:
         12 hex digits. Order, credentials, TLS, default ports and aliases do not change them.
@@ -102,7 +109,9 @@ def realm_of(broker_url: str | Iterable[str] | None, master_name: str = "") -> s
     if isinstance(broker_url, str) or broker_url is None:
         broker_url = [broker_url or "amqp://"]
     bare = {_bare_address(address) for url in broker_url for address in each_address(url)}
-    said = " ".join([*sorted(bare), *filter(None, [master_name])])
+    master = str(options.get("master_name", ""))
+    prefixes = [f"{name}={options[name]}" for name in _QUEUE_PREFIXES if options.get(name)]
+    said = " ".join([*sorted(bare), *filter(None, [master]), *prefixes])
     return hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 

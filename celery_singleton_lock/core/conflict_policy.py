@@ -58,8 +58,8 @@ class Outcome(enum.Enum):
     GONE = "gone"
     """Its grant lapsed before the task began. The message is delivered again."""
     AGAIN = "again"
-    """While it waited for a lock of its lock set, it lost another lock. It starts over at the
-    first."""
+    """While it waited for a lock of its lock set, it lost another lock; or Redis has lost its
+    message. It is parked again, at its first lock."""
     LATER = "later"
     """It has run, and runs again when its lock is open (``RetryLater``)."""
     UNAVAILABLE = "unavailable"
@@ -184,7 +184,8 @@ def _answered(policy: Policy, reply: Reply, facts: Facts) -> Outcome:
             on_block = policy.on_rate if above_rate else policy.on_conflict
             if facts.sender_ends and not above_rate and on_block in {"skip", "fail"}:
                 on_block = "park"  # its sender ends at once; the work must not end with it
-            return Outcome.GONE if facts.granted else _blocked(policy, facts, on_block)
+            gone = Outcome.AGAIN if reply.lost else Outcome.GONE
+            return gone if facts.granted else _blocked(policy, facts, on_block)
 
 
 def _blocked(policy: Policy, facts: Facts, on_block: str) -> Outcome:

@@ -158,6 +158,9 @@ class Ending(str, enum.Enum):
 
     FINAL = "final"
     """The task has ended. Its stored message and its twin are deleted."""
+    REPEAT = "repeat"
+    """The end of a task is reported once more, since Redis may have lost it. If the task runs again
+    in another worker, it keeps the lock, and the reply says so."""
     AGAIN = "again"
     """The task runs again: its stored message, or its twin, returns to the queue.
 
@@ -226,10 +229,6 @@ class Owner(NamedTuple):
     pid: int = 0
 
 
-CLAIM_UNANSWERED: Final = 3
-"""Marks a granted message whose claim Redis did not answer; see :class:`Claim`."""
-
-
 class Claim(NamedTuple):
     """A request for a lock.
 
@@ -243,13 +242,13 @@ class Claim(NamedTuple):
             broker marks it as redelivered, or a worker published it; else 0. A larger number is the
             time (server microseconds) at which such a message first arrived: if an attempt with the
             same name ended before that, it was another call with the same task id.
-            :data:`CLAIM_UNANSWERED` for a granted message that is parked again: its delivery ends,
-            and it queues at its old place.
         replace: if the queue is full, the message replaces the oldest one of its task.
         flow: flow options, see :func:`celery_singleton_lock.core.rate.packed`; empty for none.
         later: the task acquires other locks before it starts. A later
             :meth:`~celery_singleton_lock.store.base.LockStore.claim` counts the start at the rates.
             It has no effect without ``flow``.
+        unanswered: of a granted message that is parked again, since Redis did not answer its claim,
+            or its task runs later: its delivery ends, and it queues at its old place.
     """
 
     name: str
@@ -261,6 +260,7 @@ class Claim(NamedTuple):
     replace: bool = False
     flow: str = ""
     later: bool = False
+    unanswered: bool = False
 
 
 SHORTEST: Final = 0.001
@@ -346,6 +346,7 @@ class Reply(NamedTuple):
             reason is not known.
         excess: why the verdict is TOO_COSTLY, see
             :func:`celery_singleton_lock.core.rate.why_never`.
+        lost: the verdict is ABSENT, and Redis has no trace of the message: it has lost its data.
     """
 
     verdict: Verdict
@@ -360,6 +361,7 @@ class Reply(NamedTuple):
     waits_for: WaitsFor | None = None
     excess: str = ""
     closed: str = ""
+    lost: bool = False
 
     @property
     def next_start(self) -> float:

@@ -116,6 +116,8 @@ class ParkedMessage(NamedTuple):
         task: name of the task.
         task_id: id of the task.
         moved: whether it was parked before, and was sent to the broker in between.
+        attempt: with several locks, the attempt of the task. The task may start over under other
+            tokens; its end is remembered by its attempt, too.
     """
 
     lock: str
@@ -123,3 +125,4 @@ class ParkedMessage(NamedTuple):
     task: str
     task_id: str
     moved: bool = False
+    attempt: str = ""

@@ -16,10 +16,12 @@ from typing import Any, Final, ParamSpec, TypeVar
 from django.core.cache import caches
 
 from celery_singleton_lock.config.argument_checks import (
+    BARE_KEY,
     checked_name,
     checked_seconds,
     finished,
     goes_on_after_its_call,
+    warn_of_bare_name,
 )
 from celery_singleton_lock.config.limits import MAX_LEASE, MAX_WAIT, MIN_LEASE
 from celery_singleton_lock.core.lock_name_template import (
@@ -246,6 +248,7 @@ def cache_locked(
         _refuse_coroutines_and_generators(function)
         where = f"{function.__module__}.{function.__qualname__}"
         namer = compile_name(where, function, lock_key=key, wording=OF_FUNCTION)
+        warn_of_bare_name(f"{where}: the key", key, function, BARE_KEY, depth=2)
 
         @functools.wraps(function)
         def locked(*args: P.args, **kwargs: P.kwargs) -> T:

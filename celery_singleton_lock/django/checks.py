@@ -3,7 +3,7 @@
 ============================  =====================================================================
 ``celery_singleton_lock.…``
 ============================  =====================================================================
-``E001``                      unknown setting, also with a misspelt prefix
+``E001``                      unknown setting, also with a misspelt prefix or without ``CELERY_``
 ``E002``                      invalid value
 ``E003``                      no Redis for the locks: unknown alias, or invalid URL
 ``E004``                      invalid option of a task; only with ``--deploy``
@@ -78,9 +78,8 @@ def _is_ours(name: str) -> bool:
 
 
 def _unknown() -> Iterator[CheckMessage]:
-    """Check all names of the namespace for misspelt settings, as a worker does."""
-    names = [name for name in dir(settings) if name.startswith(f"{NAMESPACE}_")]
-    for _, text in wrong_settings(names, NAMESPACE):
+    """Check all names for misspelt settings, and for those without the namespace."""
+    for _, text in wrong_settings(dir(settings), NAMESPACE):
         yield _error("E001", ConfigurationError(text))
 
 

@@ -20,7 +20,7 @@ from typing import Any, Literal, ParamSpec, Protocol, TypeVar, overload
 import redis
 import redis.asyncio
 
-from celery_singleton_lock.config.argument_checks import finished
+from celery_singleton_lock.config.argument_checks import BARE_KEY, finished, warn_of_bare_name
 from celery_singleton_lock.core.lock_name_template import (
     OF_FUNCTION,
     ArgumentsDoNotBind,
@@ -189,6 +189,7 @@ def locked(
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         check_function(function)
         guard = _Guard(function, key, backend, on_conflict, options)
+        warn_of_bare_name(f"{guard.name}: the key", key, function, BARE_KEY, depth=2)
         return guard.task() if inspect.iscoroutinefunction(function) else guard.thread()
 
     return decorate
@@ -209,7 +210,7 @@ class _Guard:
         on_conflict: str,
         options: dict[str, Any],
     ) -> None:
-        name = f"{function.__module__}.{function.__qualname__}"
+        name = self.name = f"{function.__module__}.{function.__qualname__}"
         self._rates_of = compile_costs(
             name,
             function,

@@ -255,10 +255,12 @@ class Nodes:
         if asked.node is None:
             return [failures.ClusterDownError("no master has that slot")]
         try:
-            return _sent(self.cluster.get_redis_connection(asked.node), asked.commands)
+            answers = _sent(self.cluster.get_redis_connection(asked.node), asked.commands)
         except FAILED as error:
+            answers = [error]
+        if any(isinstance(answer, FAILED) for answer in answers):  # MOVED is an answer, too
             self.refresh_layout()
-            return [error]
+        return answers
 
     def _sorted(self, keys: Sequence[Any]) -> list[_Share]:
         """Return the share of each master, by name: in older redis-py a node cannot be a key."""

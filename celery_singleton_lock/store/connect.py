@@ -130,6 +130,9 @@ def _not_taken(error: Exception, known: Iterable[str], place: str = _PLACE) -> N
 
 
 def _refuse_unknown(name: str, known: Iterable[str], place: str = _PLACE) -> NoReturn:
+    if name.startswith("ssl") and name in known:
+        msg = f"{place} has {name!r}, which has no effect: for TLS write rediss://."
+        raise ConfigurationError(msg) from None
     others = set(known) - {name}  # suggests the same name if another kind of client takes it
     msg = f"{place} has {name!r}, which redis-py does not take.{meant(name, others)}"
     raise ConfigurationError(msg) from None

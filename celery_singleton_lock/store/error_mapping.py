@@ -35,18 +35,21 @@ _UNREACHABLE: Final = (
     failures.TryAgainError,
     OSError,
 )
-_TEMPORARY: Final = re.compile(r"\b(READONLY|UNBLOCKED|NOREPLICAS|MASTERDOWN|BUSY)\b")
-"""Temporary refusals: a failover, too few replicas, another client's long script."""
+_TEMPORARY: Final = re.compile(r"\b(READONLY|UNBLOCKED|NOREPLICAS|MASTERDOWN|BUSY|MISCONF)\b")
+"""Temporary refusals: a failover, too few replicas, another client's long script, a full disk."""
 _A_NODE: Final = (
     "this is one node of a Cluster; write redis+cluster:// instead of redis://, or give a "
     "redis.RedisCluster"
 )
+FULL: Final = "the server has reached maxmemory"
+"""Part of the error of a server that accepts nothing new."""
+
 _REFUSED: Final = {
     "NOPERM": "the ACL user may not run this; allow it: +@read +@write +eval +evalsha +time on the "
     "keys below the prefix (and +info +config|get, to read what this server guarantees)",
     "WRONGTYPE": "a key below the lock's prefix holds another type, so another program uses the "
     "same names; set singleton_lock_prefix to a prefix of its own",
-    "OOM": "the server has reached maxmemory; this was not stored",
+    "OOM": f"{FULL}; this was not stored",
     "MOVED": _A_NODE,
     "CROSSSLOT": _A_NODE,
     "NOAUTH": "no password was given, and the server requires one; put it into the URL",
@@ -61,6 +64,7 @@ _AUTHENTICATION: Final = {
     "no password is set": "AUTH",
 }
 """Text of an authentication error -> its code: redis-py has one class for all, without a code."""
+_DENIED: Final = re.compile(r"no permissions to run the '([\w|]+)' command")
 _DENIED_INSIDE: Final = "executing the script can't"
 """Text, without a code, for a user that may run scripts but not the commands in them."""
 _CODE_OF: Final = (
@@ -99,6 +103,11 @@ _TEXT_OF: Final = (
     (failures.TryAgainError, _MOVES),
 )
 """Classes of temporary errors -> their texts."""
+_NO_DISK: Final = (
+    "The locks' Redis cannot write to its disk, and so refuses changes (MISCONF): see its log."
+)
+_TEXT_OF_CODE: Final = {"READONLY": _A_REPLICA, "MISCONF": _NO_DISK}
+"""Codes of temporary refusals -> their texts."""
 _CANNOT_NOW: Final = "The locks' Redis cannot serve now ({})."
 _POOL_EMPTY: Final = frozenset({"Too many connections", "No connection available."})
 """Texts of clients, without a request, when all connections of their pool are in use."""
@@ -130,7 +139,7 @@ def explain(error: Exception) -> BackendError:
         code = "NOPERM"
     if code:
         kind = LockUnusable if code == "WRONGTYPE" else BackendRefused
-        return kind(f"The locks' Redis refused ({code}): {_REFUSED[code]}.")
+        return kind(f"The locks' Redis refused ({code}): {_refusal(code, sentence)}.")
     not_read = _NOT_READ.search(sentence)
     if not_read:
         return LockUnusable(_WRONG_DATA.format(not_read[0].rstrip(" .,")))
@@ -140,6 +149,12 @@ def explain(error: Exception) -> BackendError:
         return BackendUnreachable(passing)
     refusal = (remedy or sentence).rstrip(" .")
     return BackendRefused(f"The locks' Redis refused: {refusal}.")
+
+
+def _refusal(code: str, sentence: str) -> str:
+    """Return what was refused, and what to change. Within a script no command is named."""
+    denied = _DENIED.search(sentence) if code == "NOPERM" else None
+    return _REFUSED[code].replace("this", denied[1].upper(), 1) if denied else _REFUSED[code]
 
 
 def _why_it_passes(error: Exception, sentence: str) -> str:
@@ -154,7 +169,7 @@ def _why_it_passes(error: Exception, sentence: str) -> str:
     if _FULL_OF_CLIENTS in sentence:
         return _NO_MORE_CLIENTS
     if temporary and not known:
-        return _A_REPLICA if temporary[1] == "READONLY" else _CANNOT_NOW.format(temporary[1])
+        return _TEXT_OF_CODE.get(temporary[1], _CANNOT_NOW.format(temporary[1]))
     return f"The locks' Redis did not answer ({_kind_and_cause(error)})." if known else ""
 
 

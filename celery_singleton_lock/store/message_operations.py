@@ -251,6 +251,7 @@ class MessageOperations(ScriptRunner):
         traces = (
             self._body_of,
             self._end_of,
+            self._end_of_attempt,
             self._sent_of,
             self._first_of,
             self._later_of,
@@ -266,6 +267,10 @@ class MessageOperations(ScriptRunner):
     def _end_of(self, message: ParkedMessage) -> Command:
         key = self.keyspace.lock(message.lock).done
         return Command(("ZSCORE", key, base_of(message.token)))
+
+    def _end_of_attempt(self, message: ParkedMessage) -> Command:
+        key = self.keyspace.lock(message.lock).done
+        return Command(("ZSCORE", key, message.attempt))
 
     def _sent_of(self, message: ParkedMessage) -> Command:
         key = self.keyspace.lock(message.lock).done

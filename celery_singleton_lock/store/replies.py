@@ -118,6 +118,7 @@ def reply(raw: bytes | str) -> Reply:
         waits_for=_REASONS.get(reason),
         closed=(why or _UNKNOWN) if is_closed else "",
         excess=reason if verdict == Verdict.TOO_COSTLY.value else "",
+        lost=reason == _LOST,
     )
 
 
@@ -128,6 +129,8 @@ _NOBODY_NEXT: Final = Reply(Verdict.RELEASED)
 _VERDICTS: Final = {verdict.value: verdict for verdict in Verdict}
 _CLOSED: Final = "closed"
 """Reason of a lock that is closed for a time. To users it is a pause, which ends by itself."""
+_LOST: Final = "lost"
+"""Reason of a script that has found no trace of a message."""
 _UNKNOWN: Final = "by an unknown caller"
 _REASONS: Final = {**{reason.value: reason for reason in WaitsFor}, _CLOSED: WaitsFor.PAUSE}
 

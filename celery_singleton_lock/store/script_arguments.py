@@ -151,6 +151,7 @@ def arguments_of(owner: Owner, claim: Claim, claim_ms: int) -> dict[str, Argumen
         "place_us": place_of(claim.place),
         "max_waiting": max_waiting_of(claim.max_waiting),
         "copy": int(claim.copy),
+        "unanswered": int(claim.unanswered),
         "attempt": owner.attempt,
         "task": owner.task,
         "worker": owner.worker,

@@ -87,6 +87,10 @@ class ScriptRunner:
         if not calls:
             return []
         answers = yield Batch([by_digest(call) for call in calls], patience)
+        return (yield from self.answers_to(calls, answers))
+
+    def answers_to(self, calls: Sequence[Call], answers: Sequence[Any]) -> Steps[list[Any]]:
+        """Return the answers to many calls, as :meth:`answer_to` does."""
         final = []
         for call, answer in zip(calls, answers, strict=True):
             final.append((yield from self.answer_to(call, answer)))

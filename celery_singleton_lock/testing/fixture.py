@@ -22,8 +22,11 @@ if TYPE_CHECKING:  # the module needs the extra "testing"; connect() imports it
 
     from celery_singleton_lock.store.memory import MemoryServer
 
-_KEPT: Final = (":fleet:worker:", ":fleet:free:", ":fleet:route:", ":schema")
-"""Keys that are not deleted between two tests: those of workers that run for a whole session."""
+_KEPT: Final = (":fleet:worker:", ":fleet:free:", ":fleet:route:", ":fleet:marker", ":schema")
+"""Keys that are not deleted between two tests: those of workers that run for a whole session.
+
+Without the marker these would report that the server has lost what the first test has parked.
+"""
 _SETTING: Final = f"{PREFIX}backend"
 _URL: Final = "memory://"
 
@@ -102,7 +105,8 @@ class SingletonLocks(LockAssertions):
         self.time.unfreeze()
         with self._server.lock:
             for key in self.client.keys("*"):
-                if not any(part in key.decode() for part in _KEPT):
+                before_name = key.decode().partition(":{b")[0]  # what follows is of a lock
+                if not any(part in before_name for part in _KEPT):
                     self.client.delete(key)
         self._holds.clear()
         if hasattr(self, "_event_log"):

@@ -59,9 +59,7 @@ class WorkerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is un
             with logged_in_one_line():
                 answered = check_backend(extension, self.link.place)
             if not answered:
-                self.link.late_check = partial(
-                    check_answering, extension, self.link.place, writing=False
-                )
+                self.link.late_check = partial(check_answering, extension, self.link.place)
 
 
 class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is untyped

@@ -22,8 +22,12 @@ from celery_singleton_lock.config.multi_lock_option import (
     rates_in,
 )
 from celery_singleton_lock.config.settings import LockOptions, Settings
-from celery_singleton_lock.config.task_options import resolve_options, warn_of_coroutine
-from celery_singleton_lock.config.unknown_names import check_unknown
+from celery_singleton_lock.config.task_options import (
+    resolve_options,
+    warn_of_bare_names,
+    warn_of_coroutine,
+)
+from celery_singleton_lock.config.unknown_names import check_unknown, warn_of_others
 from celery_singleton_lock.config.url_text import realm_of
 from celery_singleton_lock.core.fair_option import GroupOf, compile_group
 from celery_singleton_lock.core.lock_mode import ENFORCE, OFF
@@ -121,27 +125,20 @@ class Extension:
         check_unknown(task.name, {name for cls in type(task).__mro__ for name in vars(cls)})
         options = resolve_options(task.name, declared, None)
         # Celery wraps the body of a task with autoretry_for
-        warn_of_coroutine(task.name, getattr(task, "_orig_run", task.run))
+        body = getattr(task, "_orig_run", task.run)
+        warn_of_coroutine(task.name, body)
+        warn_of_others(task)
         if options.share:
             self._groups[task.name] = compile_group(task.name, task.run, options.share)
         self._unique_keys[task.name] = compile_unique_key(task.name, task.run, options.unique_key)
-        limit = options.limit
         computer = compile_options(task.name, task.run, declared)
         if computer is not None:
             self._computers[task.name] = computer
         if options.has_computed_priority:
             _priority_of(task.name, task.run, options.priority)
         self._costs[task.name] = compile_costs(task.name, task.run, options.rate)
-        if declared.get("lock_keys") is not None:
-            several = compile_names(task.name, task.run, declared["lock_keys"], limit)
-            self._namers[task.name] = several
-            return
-        self._namers[task.name] = compile_name(
-            task.name,
-            task.run,
-            lock_key=declared.get("lock_key"),
-            lock_args=declared.get("lock_args"),
-        )
+        self._namers[task.name] = _namer_of(task, declared, options.limit)
+        warn_of_bare_names(task.name, body, declared)
 
     def declared(self) -> frozenset[str]:
         """Return the names of the tasks that take locks."""
@@ -315,8 +312,7 @@ class Extension:
     def realm(self) -> str:
         """A hash of the broker from which the app's messages come."""
         connection = self.app.connection_for_read()
-        name = str(connection.transport_options.get("master_name", ""))
-        return realm_of(connection.alt or connection.as_uri(), name)
+        return realm_of(connection.alt or connection.as_uri(), connection.transport_options or {})
 
     def store(self) -> RedisStore | TaskQuorum:
         """Return the store for the tasks of this process. A forked process gets its own."""
@@ -520,6 +516,15 @@ def _namer_of_call(task_name: str, run: Callable[..., Any], key: str) -> Namer:
 def _priority_of(task_name: str, run: Callable[..., Any], priority: PriorityOption) -> PriorityOf:
     """Return the function that computes the priority of a call."""
     return compile_priority(task_name, run, priority)
+
+
+def _namer_of(task: Any, declared: Mapping[str, Any], limit: int) -> Namer | SeveralNamer:
+    """Return the function that computes the name, or the names, of a call's locks."""
+    several = declared.get("lock_keys")
+    if several is not None:
+        return compile_names(task.name, task.run, several, limit)
+    key, args = declared.get("lock_key"), declared.get("lock_args")
+    return compile_name(task.name, task.run, lock_key=key, lock_args=args)
 
 
 def declared_options(task: Any) -> dict[str, Any]:

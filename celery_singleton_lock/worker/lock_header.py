@@ -259,6 +259,18 @@ def close_in(notice: str) -> LockClosed | None:
     return LockClosed(name, task, task_id, seconds=float(seconds), why=why)
 
 
+def as_copy(header: LockHeader) -> LockHeader:
+    """Return the header, marked as a copy, of a message that is parked again after a grant.
+
+    Unless the broker may have delivered it before, what has ended before it arrived is another call
+    with its task id.
+    """
+    if header.copy:
+        return header
+    arrived = header.place if header.lock_set is None else header.lock_set.place
+    return header._replace(copy=True, first_place=header.first_place or arrived)
+
+
 def doubted(header: LockHeader, now: float, done_for: float) -> LockHeader:
     """Return the header, marked as a copy if its message has waited here for long.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from celery_singleton_lock.core.lock_set import LockSet, Names, Part, lock_set_in, part_of
 from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.parked_message import Delivery, UntakenMessage
-from celery_singleton_lock.worker.lock_header import LockHeader
+from celery_singleton_lock.worker.lock_header import LockHeader, as_copy
 from celery_singleton_lock.worker.message_stage import UnansweredClaim
 
 
@@ -54,9 +54,11 @@ def onward(header: LockHeader, lock_set: LockSet, further: LockSet | None) -> Lo
         lock_set: the lock set of the delivery.
         further: the lock set with the locks that it holds now; None if it must start over.
     """
-    if further is None:
-        return begun_again(header, lock_set, frees=lock_set.kept)
-    return _moved(header, further)
+    if further is not None:
+        return _moved(header, further)
+    if header.granted and not lock_set.at:
+        return unanswered(header)  # its message may be there: the server that denied it was another
+    return begun_again(header, lock_set, frees=lock_set.kept)
 
 
 def _moved(header: LockHeader, lock_set: LockSet) -> LockHeader:
@@ -76,7 +78,8 @@ def begun_again(header: LockHeader, lock_set: LockSet, *, frees: tuple[Part, ...
 
     It may have lost one while it was parked, or its set of locks may have changed.
 
-    It gets new tokens, and counts as a copy: the first lock recognises duplicates.
+    It gets new tokens, and counts as a copy: the first lock recognises duplicates. It has not
+    ended, so an end before its arrival is that of another call with its task id.
 
     Args:
         header: the header of a delivery that was granted the lock at which its message is parked.
@@ -91,6 +94,7 @@ def begun_again(header: LockHeader, lock_set: LockSet, *, frees: tuple[Part, ...
         lock_set=LockSet(parts, place=lock_set.place, left=left, frees=frees),
         place=lock_set.place,
         copy=True,
+        first_place=lock_set.place,
         granted=False,
         announce=True,
     )
@@ -110,13 +114,13 @@ def unanswered(header: LockHeader) -> LockHeader:
         header: the header of a delivery that has not begun.
     """
     if header.lock_set is None or not header.acks_early:
-        return header._replace(copy=True)
+        return as_copy(header)
     return at_first_lock(header)
 
 
 def at_first_lock(header: LockHeader) -> LockHeader:
     """Return the header of a delivery that is parked again, at its first lock, by this process."""
-    header, lock_set = header._replace(copy=True), header.lock_set
+    header, lock_set = as_copy(header), header.lock_set
     if lock_set is None:
         return header
     first, *others = lock_set.parts

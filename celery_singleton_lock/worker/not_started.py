@@ -33,7 +33,8 @@ class NotStarted(Ignore):  # type: ignore[misc]  # celery is untyped
         lock_set: for a task with several locks: those that it holds, and the busy one.
         waits_for: why the lock was not granted, see ``TaskBlocked``; may be empty.
         closed_for: with the outcome LATER, for how many seconds the task has closed a lock.
-        refused: with the outcome REFUSED, the name of the lock.
+        lock: with the outcome REFUSED, the lock that Redis refuses; with LATER, the closed one.
+        lost: with the outcome LATER, whether Redis has lost the message, which was parked.
     """
 
     def __init__(  # noqa: PLR0917  # pickled with these args
@@ -44,16 +45,18 @@ class NotStarted(Ignore):  # type: ignore[misc]  # celery is untyped
         lock_set: LockSet | None = None,
         waits_for: str = "",
         closed_for: float = 0.0,
-        refused: str = "",
+        lock: str = "",
+        lost: bool = False,
     ) -> None:
-        super().__init__(outcome, reason, rank, lock_set, waits_for, closed_for, refused)
+        super().__init__(outcome, reason, rank, lock_set, waits_for, closed_for, lock, lost)
         self.outcome = outcome
         self.reason = reason
         self.rank = rank
         self.lock_set = lock_set
         self.waits_for = waits_for
         self.closed_for = closed_for
-        self.refused = refused
+        self.lock = lock
+        self.lost = lost
 
 
 _REASONS: Final = {

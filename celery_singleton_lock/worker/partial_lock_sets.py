@@ -23,6 +23,7 @@ from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.lock_set import LockSet
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
+from celery_singleton_lock.core.owner_token import base_of
 from celery_singleton_lock.core.parked_message import Delivery, MessageToPark, UntakenMessage
 from celery_singleton_lock.lock.lease_watchdog import Watchdog
 from celery_singleton_lock.store.base import Store
@@ -131,8 +132,11 @@ class PartialLockSets:
             one = singles(header)[tokens.index(left.token)]
             owner = Owner(left.token, one.attempt, header.task, self._worker)
             self._store.claim(owner, left.name, lease, kept_elsewhere=True, later=one.later)
-        else:
-            self._store.release(left.name, left.token, Ending.FINAL, worker=self._worker)
+            return
+        reply = self._store.release(left.name, left.token, Ending.FINAL, worker=self._worker)
+        if reply.verdict is Verdict.ABSENT:  # Redis may have lost it there; it has other tokens now
+            before = (left, *lock_set.frees)
+            self._store.vouch(sorted({base_of(part.token) for part in before}))
 
     def taken_over(self, token: str) -> None:
         """Stop tracking a message that is delivered here: the dispatcher renews its locks."""
@@ -209,7 +213,12 @@ class PartialLockSets:
         reply = self._store.park(
             Owner(first.token, first.attempt, first.task),
             Claim(
-                first.name, entry.options.lease, limit, lock_set.place, copy=True, flow=first.flow
+                first.name,
+                entry.options.lease,
+                limit,
+                lock_set.place,
+                copy=lock_set.place or 1,
+                flow=first.flow,
             ),
             MessageToPark(kept, waiting.realm, waiting.queue, waiting.wait),
         )

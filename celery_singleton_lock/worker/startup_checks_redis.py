@@ -10,13 +10,15 @@ from typing import Final
 from celery_singleton_lock.core.clock import ServerClock
 from celery_singleton_lock.core.lock_mode import ENFORCE
 from celery_singleton_lock.core.model import SCHEMA, SCHEMAS
+from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.errors import (
     BackendError,
     BackendRefused,
     BackendUnreachable,
 )
 from celery_singleton_lock.message_text import number_of
-from celery_singleton_lock.store.error_mapping import UNRESOLVED, UNTRUSTED, wrong_schema
+from celery_singleton_lock.store.error_mapping import FULL, UNRESOLVED, UNTRUSTED, wrong_schema
+from celery_singleton_lock.store.operations import PROBE
 from celery_singleton_lock.store.quorum.worker_store import TaskQuorum
 from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.worker.extension import PATIENCE, Extension
@@ -37,13 +39,17 @@ _UNTIL_MOST_VOTE: Final = (
     "Locked tasks wait until a majority of these servers votes, or do what their "
     "lock_on_backend_error says. Other tasks run."
 )
+_UNTIL_ROOM: Final = (
+    "Parked tasks run. Other locked tasks wait until it has room, or do what their "
+    "lock_on_backend_error says. Tasks without locks run."
+)
 
 
 def check_backend(extension: Extension, place: ServerClock) -> bool:
     """Check that the locks' Redis is usable; log its version and guarantees.
 
-    If Redis does not answer, the worker starts nevertheless: other tasks run, and locked ones do
-    what ``lock_on_backend_error`` says.
+    If Redis does not answer, or is full, the worker starts nevertheless: other tasks run, and
+    locked ones do what ``lock_on_backend_error`` says.
 
     Returns:
         Whether Redis has answered.
@@ -61,13 +67,12 @@ def check_backend(extension: Extension, place: ServerClock) -> bool:
     return True
 
 
-def check_answering(extension: Extension, place: ServerClock, *, writing: bool = True) -> None:
+def check_answering(extension: Extension, place: ServerClock) -> None:
     """Check that the locks' Redis answers and is usable; log its version and guarantees.
 
     Args:
         extension: of the app.
         place: is set to the server's time.
-        writing: whether to try a write, too. A full Redis refuses it, but lets parked tasks run.
 
     Raises:
         BackendUnreachable: Redis does not answer.
@@ -82,8 +87,8 @@ def check_answering(extension: Extension, place: ServerClock, *, writing: bool =
         check_schema(
             store, extension.schema()
         )  # first: data of another version must not be changed
-        if writing:
-            store.probe()
+        _check_writes(extension, store)
+        store.wait(PROBE, new_token(), 0.0)  # with BLPOP, as for grants
         place.measure(store.time)
         facts = store.describe()
     except BackendRefused as error:
@@ -106,6 +111,21 @@ def check_answering(extension: Extension, place: ServerClock, *, writing: bool =
     )
     if enforced:
         warn_of_few_replicas(extension, facts["replicas"])
+
+
+def _check_writes(extension: Extension, store: RedisStore) -> None:
+    """Try a write. A full Redis refuses it: only parked tasks, which run, can make room there.
+
+    Raises:
+        BackendError: Redis does not answer, or refuses for another reason.
+    """
+    try:
+        store.probe()
+    except BackendRefused as error:
+        if FULL not in str(error):
+            raise
+        named = extension.settings.named()
+        logger.warning("celery-singleton-lock: %s %s %s", error, named, _UNTIL_ROOM)
 
 
 def tell_of_silence(extension: Extension, error: BackendUnreachable, until: str) -> None:

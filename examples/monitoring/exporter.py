@@ -1,10 +1,14 @@
 """Export the number of parked tasks even if no worker runs, for autoscalers that scale to zero.
 
-``python exporter.py`` serves http://localhost:9540/metrics.
+``python exporter.py`` serves http://localhost:9540/metrics. CELERY_BROKER_URL is the broker of the
+workers, and LOCKS_URL their singleton_lock_backend, if they have one. If their
+broker_transport_options have a global_keyprefix, queue_name_prefix or master_name, give these as
+JSON in BROKER_TRANSPORT_OPTIONS: parked tasks of another broker are not counted.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 
@@ -14,9 +18,12 @@ from prometheus_client import CollectorRegistry, start_http_server
 from celery_singleton_lock.metrics import export
 
 BROKER = os.environ.get("CELERY_BROKER_URL", "redis://localhost:6379/0")
+OPTIONS = json.loads(os.environ.get("BROKER_TRANSPORT_OPTIONS", "{}"))
 
 if __name__ == "__main__":
     app = Celery("exporter", broker=BROKER)
+    app.conf.broker_transport_options = OPTIONS
+    app.conf.singleton_lock_backend = os.environ.get("LOCKS_URL")
     registry = CollectorRegistry()
     export(app, registry)
     start_http_server(int(os.environ.get("PORT", "9540")), registry=registry)

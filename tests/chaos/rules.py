@@ -12,7 +12,7 @@ from typing import Final
 
 from chaos.broker import VISIBILITY
 from chaos.history import DYING, Event, History, Run, Span, joined
-from chaos.tasks import GROUP_LIMIT, RATED
+from chaos.tasks import GROUP_LIMIT, RATED, requeues
 
 READY = frozenset({"SUCCESS", "FAILURE", "REVOKED"})
 
@@ -246,10 +246,12 @@ def unsettled(history: History) -> list[Event]:
     A later link of a chain is published by the success of the one before. An early-acknowledged
     task may die with a process that had it in its hands. And the broker's transport may lose what
     nobody has received, see :func:`lost_on_the_way`, and Celery the final state of a task that was
-    retried, see :func:`overwritten`.
+    retried, see :func:`overwritten`. A duplicate waits for the one that is lost, see
+    :func:`followers_of_the_lost`.
     """
     states = {event["id"]: event["state"] for event in history.of("final")}
     died, lost = _died_in_hands(history), lost_on_the_way(history)
+    lost |= followers_of_the_lost(history).keys()
     ended = overwritten(history)
     return [
         task
@@ -312,6 +314,27 @@ def lost_on_the_way(history: History) -> set[str]:
     }
 
 
+def followers_of_the_lost(history: History) -> dict[str, str]:
+    """Return the duplicates that wait for a call that the broker has lost, with their keys.
+
+    Such a call counts for ``lock_unique_max``, an hour. If one of its task runs later, it is over.
+    """
+    sent = [task for task in history.of("published") if task["task"] == "follows"]
+    ran: dict[str, float] = defaultdict(lambda: -math.inf)
+    for run in history.runs:
+        if run.facts.get("task") == "follows":
+            for key in run.locks:
+                ran[key] = max(ran[key], run.start)
+    lost = lost_on_the_way(history) - {event["id"] for event in history.of("received")}
+    since = {
+        task["key"]: task["t"]
+        for task in reversed(sent)
+        if task["id"] in lost and ran[task["key"]] < task["t"]
+    }
+    late = [task for task in sent if since.get(task["key"], math.inf) < task["t"]]
+    return {task["id"]: task["key"] for task in late}
+
+
 def _given_back_to_the_dead(history: History) -> set[str]:
     """Return the messages whose worker ended just when another was killed, or connections cut."""
     holder = {event["id"]: (event["pid"], event["t"]) for event in history.of("received")}
@@ -327,10 +350,13 @@ def _given_back_to_the_dead(history: History) -> set[str]:
 def _restored_to_the_dead(history: History) -> set[str]:
     """Return the messages of killed workers that were restored when another one was killed.
 
-    No process of the first worker had asked for their locks, so Redis has never had them.
+    The locks' Redis has never had them: no process of the first worker had asked for their locks,
+    or the lock was denied and the worker held them back (policy ``requeue``).
     """
     last = {event["id"]: (event["pid"], event["t"]) for event in history.of("received")}
-    asked = {event["id"]: event["t"] for event in history.of("asks")}
+    back = {task["id"] for task in history.of("published") if requeues(task["task"])}
+    asked = {event["id"]: event["t"] for event in history.of("asks") if event["id"] not in back}
+    asked |= {run.id: run.start for run in history.runs if run.id in back}
     killed = {event["victim"]: event["t"] for event in history.of("kill")}
     blows = [event["t"] for event in history.of("cut", "kill")]
     return {
@@ -519,16 +545,26 @@ def dead_workers(history: History) -> Iterator[Violation]:
 @rule("no key is left")
 def leftovers(history: History) -> Iterator[Violation]:
     """Markers are left for a while: the last fence, ended attempts, who was in the fleet."""
+    excused = _keys_of_followers(history)
     for event in history.of("key"):
         part = event["name"].rpartition(":")[2]
         stays = part in {"meta", "done"} or ":fleet:" in event["name"] or ":flow" in event["name"]
         marker = event["ttl"] >= 0 and stays
         lapsed = event["ttl"] >= 0 and not event["live"]
-        if not (marker or lapsed or event["name"].endswith(":schema")):
+        if not (marker or lapsed or event["name"].endswith(":schema") or event["name"] in excused):
             text = (
                 f"{event['name']} ({event['type']}, expires in {event['ttl']} s): {event['live']}"
             )
             yield Violation("no key is left", event["t"], text)
+
+
+def _keys_of_followers(history: History) -> set[str]:
+    """Return the keys in Redis of duplicates that wait for a call that the broker has lost."""
+    locks = {f"k:{key}" for key in followers_of_the_lost(history).values()}
+    names = {event["name"] for event in history.of("key")}
+    own = {name for name in names if any(f":{lock}:" in name for lock in locks)}
+    buckets = {name.partition("}")[0] + "}" for name in own}
+    return own | {f"{bucket}:{part}" for bucket in buckets for part in ("index", "due")}
 
 
 @rule("the library logs no failure of its own")

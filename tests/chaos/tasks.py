@@ -97,6 +97,11 @@ def limit_of(task: str) -> int:
     return int(ALL[task].get("lock_limit", 1) or NO_LIMIT)
 
 
+def requeues(task: str) -> bool:
+    """Return whether its worker holds a denied task back, and sends it to the broker again."""
+    return ALL[task].get("lock_on_conflict") == "requeue"
+
+
 def keys_of(key: str | list[str]) -> list[str]:
     """Return the keys that a task's first argument names, each once."""
     return [base_of(key)] if isinstance(key, str) else sorted(set(key))

@@ -42,6 +42,7 @@ from celery_singleton_lock.store.cluster import inboxes as module
 from celery_singleton_lock.store.cluster.sync import ClusterStore
 from celery_singleton_lock.store.factory import admin_of, open_store
 from celery_singleton_lock.store.operator.base import Operator
+from celery_singleton_lock.store.requests import Confirm, Replicas
 from support.redis_cluster import RedisCluster
 from support.renewals import await_renewals
 from support.replication import is_replicated
@@ -499,6 +500,16 @@ def test_t24_a_failover_of_one_master_loses_nothing_that_was_replicated(changing
         assert store.release(NAME, first.token, Ending.FINAL).verdict is Verdict.RELEASED
         assert woken.result()
     assert store.acquire(second, Claim(NAME)).fencing_token > fence
+
+
+def test_replicas_are_asked_of_the_new_master_after_a_failover(changing):
+    """The former one refuses. Parked messages stayed unacknowledged, though a replica had them."""
+    cluster, store = changing
+    key = store.keyspace.waited(NAME)
+    request = Confirm([key], Replicas(1, 0.2))
+    eventually(lambda: store.do(request) == [True], 20)
+    cluster.failover(cluster.owner(key))
+    eventually(lambda: store.do(request) == [True], 20)
 
 
 def test_t24_rates_groups_and_a_pause_outlive_a_failover(changing):

@@ -8,7 +8,7 @@ import pytest
 
 from celery_singleton_lock.admin.doctor import Health, examine
 from celery_singleton_lock.admin.why import why
-from celery_singleton_lock.core.model import Claim, Ending, Identity, Owner
+from celery_singleton_lock.core.model import Claim, Ending, Identity, Owner, Verdict
 from celery_singleton_lock.core.parked_message import MessageToPark, ParkedMessage
 from celery_singleton_lock.store import message_operations
 
@@ -105,6 +105,22 @@ def test_a_task_that_counts_as_acknowledged_from_its_start_leaves_a_trace_while_
     assert list(store.has_traces([message])) == [True]
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_end_that_is_repeated_frees_no_lock_of_a_task_that_runs_again_elsewhere(store, begun):
+    """Redis had lost its end, and granted it once more. The next task would run beside it."""
+    message, _ = park(store, "a", 1), park(store, "a", 2)
+    store.release("a", "holder.0", Ending.FINAL)
+    if begun:
+        store.claim(Owner(message.token, worker="w"), "a", 30)
+    reply = store.release("a", message.token, Ending.REPEAT, worker="the first worker")
+    assert reply.verdict is (Verdict.GRANTED if begun else Verdict.RELEASED)
+    (holder,) = store.inspect("a").holders
+    assert holder.token == ("t1.0" if begun else "t2.0")
+    store.claim(Owner("t2.0", worker="w"), "a", 30)
+    store.release("a", holder.token, Ending.REPEAT, worker="w")
+    assert holder.token not in {each.token for each in store.inspect("a").holders}
+
+
 def test_a_message_that_the_broker_has_is_not_lost(store):
     """The loss was reported, with the advice to send the task again."""
     first, second = (park(store, name, number) for number, name in enumerate(NAMES))
@@ -136,6 +152,25 @@ def test_lost_tasks_are_reported_by_doctor_and_why(store):
     assert "celery@host parked it for 'a'" in answer.sentence
     assert "2023-11-14 22:13 UTC" in answer.sentence
     assert why(store, "id3").state == "unseen"
+
+
+class App:
+    def __init__(self, *seen):
+        self._seen = seen
+
+    def seen(self, task_id):
+        return self._seen
+
+
+@pytest.mark.parametrize("state", ["retry", "unseen"])
+def test_a_retry_that_was_parked_and_lost_is_not_said_to_wait_in_the_broker(store, state):
+    """The log had named the task as lost, and said that `locks why` shows it."""
+    app = App(state, "waits for its retry in the broker's queue")
+    note = {"lock": "a", "task": "app.task", "worker": "celery@host#1", "at": 1_700_000_000}
+    store.note_lost({"id1": json.dumps(note)})
+    assert why(store, "id1", app).state == "lost"
+    assert why(store, "id2", app).state == {"retry": "eta"}.get(state, state)
+    assert why(store, "id1", App("eta", "was received by worker-1")).state == "eta"
 
 
 def test_only_so_many_losses_are_noted(store, monkeypatch):

@@ -101,6 +101,42 @@ def test_the_server_sends_nothing_between_the_answers(client, protocol):
     assert wire._connect().protocol == 2
 
 
+def test_a_password_that_the_server_does_not_ask_for_is_as_good_as_for_the_client(client):
+    """With the newer protocol redis-py names the user; without one the server refuses it."""
+    told = copy_of(client, password="of-production", protocol=3)
+    assert told.ping()
+    assert FastPath(told).ask(said("1")) == b"1"
+
+
+def test_so_is_one_of_a_credential_provider(client):
+    """Also if the provider replaces it meanwhile, or tells the user."""
+    vault = Vault(("of-production",))
+    told = copy_of(client, credential_provider=vault, protocol=3)
+    assert told.ping()
+    wire = FastPath(told)
+    assert wire.ask(said("1")) == b"1"
+    vault.given = ("default", "of-production")
+    cut_all(client)
+    assert wire.ask(said("2")) == b"2"
+
+
+class Vault(redis.CredentialProvider):
+    """Tells what it was given."""
+
+    def __init__(self, given):
+        self.given = given
+
+    def get_credentials(self):
+        return self.given
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_a_user_that_the_client_names_is_kept(client, protocol):
+    wire = FastPath(copy_of(client, username="ann", password="pw", protocol=protocol))
+    assert wire._kwargs["username"] == "ann"
+    assert "username" not in FastPath(copy_of(client, protocol=protocol))._kwargs
+
+
 def test_a_task_does_not_wait_for_redis_pys_client(client, monkeypatch):
     """Neither with a new lock nor with a grant: it is half of the time that a lock takes."""
     store = RedisStore(copy_of(client), direct=True)

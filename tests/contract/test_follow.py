@@ -144,11 +144,7 @@ def deliver_and_claim(store):
 @on_all_stores
 def test_one_process_ends_a_follower(store):
     """Else its links are called twice. A claim whose reply was lost has the same reply again."""
-    start(store)
-    park(store)
-    end(store)
-    assert_delivered(store, ("following", "b", "first"))
-    assert claim(store, 1)
+    deliver_and_claim(store)
     assert claim(store, 1)
     assert not claim(store, 2)
     assert not claim(store, 1, worker="another")
@@ -157,12 +153,27 @@ def test_one_process_ends_a_follower(store):
 
 
 @on_all_stores
+def test_a_claim_tells_a_message_that_redis_has_lost_from_one_that_is_elsewhere(store):
+    """Its worker has the message in hand. Else it would take the task for one that has ended."""
+    unknown = Owner("x.0", "x/0/0", "app.task", "w")
+    assert store.claim(unknown, "k", 10.0).lost
+    for ending in (Ending.OFFER, Ending.AGAIN, Ending.LATER):
+        assert store.release("k", "x.0", ending, worker="w").lost
+    assert not store.release("k", "x.0", Ending.FINAL, worker="w").lost
+    deliver_and_claim(store)
+    end(store, "b", Ending.AGAIN)  # stored under a later token
+    assert not store.claim(owner("b"), "k", 10.0).lost
+    assert not end(store, "b", Ending.OFFER).lost
+    let_pass(store, 1.1)
+    sweep(store)
+    end_token(store, "b.1")
+    for token in ("b.0", "b.1"):
+        assert not store.claim(owner("b")._replace(token=token), "k", 10.0).lost
+
+
+@on_all_stores
 def test_a_worker_that_stops_leaves_a_follower_to_the_thread_that_ends_it(store):
-    start(store)
-    park(store)
-    end(store)
-    assert_delivered(store, ("following", "b", "first"))
-    assert claim(store, 1)
+    deliver_and_claim(store)
     for ending in (Ending.RETURN, Ending.OFFER):
         assert end(store, "b", ending).verdict is Verdict.GRANTED
     assert_delivered(store)
@@ -173,11 +184,7 @@ def test_a_worker_that_stops_leaves_a_follower_to_the_thread_that_ends_it(store)
 @on_all_stores
 def test_a_follower_comes_again_if_the_process_that_ends_it_dies(store):
     """Its worker says so, or dies too."""
-    start(store)
-    park(store)
-    end(store)
-    assert_delivered(store, ("following", "b", "first"))
-    assert claim(store, 1)
+    deliver_and_claim(store)
     end(store, "b", Ending.AGAIN)
     let_pass(store, 1.1)
     sweep(store)
@@ -192,11 +199,7 @@ def test_a_follower_comes_again_if_the_process_that_ends_it_dies(store):
 
 @on_all_stores
 def test_a_follower_that_runs_itself_can_be_given_back(store):
-    start(store)
-    park(store)
-    end(store)
-    assert_delivered(store, ("following", "b", "first"))
-    assert claim(store, 1)
+    deliver_and_claim(store)
     end(store, "b", Ending.LATER)
     assert_delivered(store, ("granted", "b", ""))
     assert end_token(store, "b.1", Ending.RETURN).verdict is Verdict.RELEASED

@@ -8,7 +8,13 @@ from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.core.conflict_policy import Outcome
 from celery_singleton_lock.core.lock_set import Key, Names, in_order
 from celery_singleton_lock.core.lock_view import WaitsFor
-from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
+from celery_singleton_lock.core.model import (
+    Claim,
+    Ending,
+    Owner,
+    Reply,
+    Verdict,
+)
 from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.rate import Rate, packed
@@ -21,6 +27,7 @@ from celery_singleton_lock.worker.lock_header import LockHeader, options_of, sin
 from celery_singleton_lock.worker.lock_set_header import onward, with_lock_set
 from celery_singleton_lock.worker.not_started import NotStarted
 from celery_singleton_lock.worker.partial_lock_sets import PartialLockSets
+from support.passing_time import let_pass
 
 pytestmark = pytest.mark.contract
 
@@ -111,9 +118,10 @@ def parks(store, header):
     """Park the message of a header at the lock for which it waits, as the agent does."""
     at = header.lock_set.at
     one, options = singles(header)[at], options_of(header, at, LockOptions(lease=30.0))
-    claim = Claim(one.name, 30.0, options.limit, one.place, flow=options.flow)
+    claim = Claim(one.name, 30.0, options.limit, one.place, copy=int(one.copy), flow=options.flow)
+    claim = claim._replace(unanswered=header.granted and header.copy and header.acks_early)
     owner = Owner(one.token, one.attempt, "task", "w")
-    assert store.park(owner, claim, TO_PARK).verdict is Verdict.WAITING
+    assert store.park(owner, claim, TO_PARK).verdict in {Verdict.WAITING, Verdict.TWIN}
     PartialLockSets(store, Watched(), "w", lambda *_: None).leave_previous_queue(header, 30.0)
 
 
@@ -168,6 +176,27 @@ def test_a_task_whose_first_lock_was_lost_while_it_was_parked_starts_over(store,
     assert started(store) == (0, [])
     store.release("b", busy.token, Ending.FINAL)
     assert turned(enter, delivered(store, header)).outcome is Outcome.AGAIN
+
+
+@pytest.mark.parametrize("acks_early", [True, False], ids=["early", "late"])
+def test_a_task_whose_process_asks_a_former_master_is_not_lost(
+    store, enter, monkeypatch, acks_early
+):
+    """That one has no trace of the message. The worker itself has reached the new master."""
+    names = in_order([Key("a", 1), Key("b", 1)])
+    first, header = holds(store, "a"), arrives(names, acks_early=acks_early)
+    turned(enter, header)
+    parks(store, header)
+    store.release("a", first.token, Ending.FINAL)
+    header = delivered(store, header)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "claim", lambda *_, **__: Reply(Verdict.ABSENT, lost=True))
+        assert turned(enter, header).outcome is Outcome.AGAIN
+    parks(store, onward(header, header.lock_set, None))
+    let_pass(store, 31)  # the grant ends, if it was kept
+    store.sweep_and_grant("a", worker="w", realm="R")
+    grant = store.receive("w", 1.0)
+    assert (grant.name, store.body(grant.name, grant.token)) == ("a", TO_PARK.body)
 
 
 @pytest.mark.parametrize("lost", ["a", "b"])

@@ -1,6 +1,6 @@
 """The exceptions in docs/guarantees.md are reproduced here, so that they stay known.
 
-Each test also shows what is still guaranteed: the holder is notified of the loss, and the later
+They also show what is still guaranteed: as a rule the holder is notified of the loss, and the later
 holder has a greater fencing token.
 """
 
@@ -82,6 +82,32 @@ def test_a_redis_that_evicts_forgets_a_lock_and_a_parked_message(make_redis):
         assert store.extend([(NAME, first.token, LEASE)]) == [False]
         assert store.inspect(NAME).bodies == 0
         store.close()
+
+
+def test_a_parked_task_whose_grant_was_lost_may_run_twice_and_release_the_other_run(redis_client):
+    """A snapshot of the time before its grant is restored: both deliveries have one token."""
+    store, task = RedisStore(redis_client), owner("id/0/0")
+    for worker in ("first", "second"):
+        store.worker_heartbeat(worker, "R", ["q"], LEASE)
+    holder, behind = owner(), owner("id2/0/0")
+    store.acquire(holder, Claim(NAME, LEASE))
+    for waits in (task, behind):
+        store.park(waits, Claim(NAME, LEASE), MessageToPark(b"body", "R", "q"))
+    snapshot = {key: redis_client.dump(key) for key in redis_client.scan_iter(f"*{NAME}*")}
+
+    def runs(worker):
+        store.release(NAME, holder.token, Ending.FINAL, worker=worker)
+        return store.claim(task._replace(worker=worker), NAME, LEASE).fencing_token
+
+    before = runs("first")
+    redis_client.delete(*redis_client.scan_iter(f"*{NAME}*"))
+    for key, value in snapshot.items():
+        redis_client.restore(key, 0, value)
+    assert runs("second") > before
+    assert store.extend([(NAME, task.token, LEASE)]) == [True], "the first run"
+    store.release(NAME, task.token, Ending.FINAL, worker="first")
+    assert [held.token for held in store.inspect(NAME).holders] == [behind.token]
+    store.close()
 
 
 def test_places_are_what_each_worker_takes_for_the_servers_time(redis_client):

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from celery_singleton_lock.core.model import CLAIM_UNANSWERED, Claim, Ending, Owner
+from celery_singleton_lock.core.model import Claim, Ending, Owner
 from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.store.operator.base import Operator
@@ -24,7 +24,7 @@ QUEUES = ("q", "other")
 PARTS = ("queue", "adrift")
 ENDINGS = (
     *(Ending.FINAL, Ending.AGAIN, Ending.LATER, Ending.UNREAD, Ending.REJECT, Ending.CANCEL),
-    *(Ending.RETURN, Ending.OFFER, Ending.REFUSED),
+    *(Ending.RETURN, Ending.OFFER, Ending.REFUSED, Ending.REPEAT),
 )
 STEPS, FULL_STEPS = 100, 1000
 on_all_stores = pytest.mark.parametrize("kind", ["redis", "in_memory", "cluster"], indirect=True)
@@ -141,13 +141,14 @@ class Walk:
 
     def park(self, name, **claim):
         attempt = f"id{self.random.randrange(40)}/0/0"
-        copy = self.random.choice([False, False, True, CLAIM_UNANSWERED])
+        copy, unanswered = self.random.choice([(0, False), (0, False), (1, False), (1, True)])
         who = Owner(new_token(), attempt, "app.task", "w")
         body = b"x" * self.random.randrange(1, 500)
         wait = self.random.choice([None, 3.0, 300.0])
         realm = self.random.choice("RRRS")
         to_park = MessageToPark(body, realm, self.random.choice(QUEUES), wait)
-        options = {"copy": copy, "limit": self.random.choice([1, 1, 2]), **claim}
+        limit = self.random.choice([1, 1, 2])
+        options = {"copy": copy, "unanswered": unanswered, "limit": limit, **claim}
         for _ in range(self.random.choice([1, 1, 2])):
             self.store.park(who, Claim(name, 30.0, **options), to_park)
 

@@ -324,6 +324,8 @@ def test_why_tells_a_head_start_and_who_passed_the_task(redis_client):
     assert "you are 2nd; it has a head start of 60 s" in told["urgent"]
     assert told["urgent"].endswith("(lock_priority, or promoted); 1 task with priority passed it")
     assert "it lets later tasks pass for 60 s" in told["patient"]
+    park(store, "promoted", MINUTE // 10_000)
+    assert "head start of less than 0.1 s (lock_priority, or" in why(store, "promoted").sentence
     lines = detail(show_lock(store, "k"))
     assert any(line.endswith("+120 s") for line in lines)
     assert any(line.endswith("-60 s") for line in lines)

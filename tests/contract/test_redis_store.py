@@ -523,7 +523,7 @@ def test_errors_of_redis_py_become_errors_of_this_package():
         "ERR Error running script (call to f_a): @user_script:9: user_script:9: Expected value": (
             LockUnusable
         ),
-        "MISCONF Redis is configured to save script: ab, on @user_script:9.": BackendRefused,
+        "MISCONF Redis is configured to save script: ab, on @user_script:9.": BackendUnreachable,
         "NOPERM this user has no permissions": BackendRefused,
         "user_script: no room for blooms": BackendRefused,
         "unknown command 'EVALSHA'": BackendRefused,

@@ -14,7 +14,6 @@ import pytest
 
 from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.core.model import (
-    CLAIM_UNANSWERED,
     Claim,
     Ending,
     Owner,
@@ -525,7 +524,7 @@ def test_l13_a_message_whose_claim_was_not_answered_is_delivered_once_more(store
     if reached:
         store.claim(Owner(delivery.token), NAME, LEASE, acks_early=True)
 
-    again = claim(copy=CLAIM_UNANSWERED)
+    again = claim(copy=1, unanswered=True)
     assert store.park(who, again, to_park(b"first")).verdict is Verdict.WAITING
     second = store.receive("w", SOON)
     assert (base_of(second.token), second.body) == (base_of(who.token), b"first")
@@ -550,7 +549,7 @@ def test_l13_a_repeated_call_takes_no_lock_from_a_message_that_was_parked_after_
     store.claim(Owner(delivery.token), NAME, SHORT, acks_early=True)
     lapse(store)
     store.worker_heartbeat("w", "R", ["q"], LEASE)
-    again = claim(copy=CLAIM_UNANSWERED)
+    again = claim(copy=1, unanswered=True)
     assert store.park(who, again, to_park(b"first")).verdict is Verdict.WAITING
     second = store.receive("w", SOON)
     assert store.claim(Owner(second.token), NAME, LEASE, acks_early=True).verdict is Verdict.GRANTED
@@ -583,8 +582,8 @@ def test_a_call_whose_id_is_used_again_runs_though_its_message_may_be_a_copy(sto
     assert store.acquire(owner("id/0/0"), claim(copy=arrived)).verdict is Verdict.GRANTED
 
 
-@NO_MESSAGES
-def test_a_parked_call_whose_id_is_used_again_waits_though_its_message_may_be_a_copy(store):
+def after_the_first_call(store):
+    """Let a parked call run and end; return a time at which another call with its id may arrive."""
     store.worker_heartbeat("w", "R", ["q"], LEASE)
     holder = held_by(store)
     first = parked(store)
@@ -592,10 +591,33 @@ def test_a_parked_call_whose_id_is_used_again_waits_though_its_message_may_be_a_
     store.claim(first, NAME, LEASE)
     store.release(NAME, first.token, Ending.FINAL, done_for=3600.0)
     lapse(store)
-    arrived = round(store.time() * 1e6)
+    return round(store.time() * 1e6)
+
+
+@NO_MESSAGES
+def test_a_parked_call_whose_id_is_used_again_waits_though_its_message_may_be_a_copy(store):
+    arrived = after_the_first_call(store)
     held_by(store)
     asked = store.park(owner("id/0/0"), claim(copy=arrived), to_park())
     assert asked.verdict is Verdict.WAITING
+
+
+@NO_MESSAGES
+@pytest.mark.parametrize(
+    ("copy", "verdict"),
+    [(0, Verdict.WAITING), (1, Verdict.DONE)],
+    ids=["another call", "redelivered"],
+)
+def test_a_call_is_parked_again_unless_its_message_may_be_the_one_that_has_ended(
+    store, copy, verdict
+):
+    """It has raised RetryLater, or Redis did not answer its claim. Its task id was used before."""
+    arrived = after_the_first_call(store)
+    second = owner("id/0/0")
+    assert store.acquire(second, claim(place=arrived)).verdict is Verdict.GRANTED
+    store.release(NAME, second.token, Ending.LATER)
+    again = claim(place=arrived, copy=copy or arrived, unanswered=True)
+    assert store.park(second, again, to_park()).verdict is verdict
 
 
 @NO_MESSAGES
@@ -608,7 +630,7 @@ def test_t5_a_message_that_is_parked_again_shares_no_token_with_a_late_holder(st
     for _ in range(2):
         lapse(store)
         store.worker_heartbeat("w", "R", ["q"], LEASE)
-        again = claim(copy=CLAIM_UNANSWERED)
+        again = claim(copy=1, unanswered=True)
         assert store.park(who, again, to_park(b"first")).verdict is Verdict.WAITING
         deliveries.append(store.receive("w", SOON).token)
         store.claim(Owner(deliveries[-1]), NAME, SHORT, acks_early=True)
@@ -624,7 +646,7 @@ def test_a_delivery_that_was_not_parked_here_is_parked_if_its_claim_was_not_answ
     store.worker_heartbeat("w", "R", ["q"], LEASE)
     first = held_by(store, attempt="id/0/0")
     assert store.claim(first, NAME, LEASE, acks_early=True).verdict is Verdict.GRANTED
-    again = claim(copy=CLAIM_UNANSWERED)
+    again = claim(copy=1, unanswered=True)
     assert store.park(first, again, to_park(b"all")).verdict is Verdict.WAITING
     delivery = store.receive("w", SOON)
     assert (base_of(delivery.token), delivery.body) == (base_of(first.token), b"all")
@@ -691,6 +713,31 @@ def test_a_done_mark_expires(store):
     lapse(store)
     assert store.acquire(owner("other/0/0"), claim(copy=True)).verdict is Verdict.DONE
     assert store.acquire(owner("id/0/0"), claim(copy=True)).verdict is Verdict.GRANTED
+
+
+def test_the_end_of_a_task_that_has_waited_in_its_slot_is_remembered(store):
+    """The broker still had its message, and may have delivered it again to a busy worker."""
+    first, waiter = held_by(store), owner("id/0/0")
+    assert store.acquire(waiter, claim(), wait=LEASE).verdict is Verdict.WAITING
+    store.release(NAME, first.token, Ending.FINAL)
+    assert store.claim(waiter, NAME, LEASE).verdict is Verdict.GRANTED
+    store.release(NAME, waiter.token, Ending.FINAL, done_for=LEASE)
+    assert store.acquire(owner("id/0/0"), claim(copy=True)).verdict is Verdict.DONE
+    assert store.acquire(owner("id/0/0"), claim()).verdict is Verdict.GRANTED, "another call"
+
+
+@pytest.mark.parametrize("ending", [Ending.CANCEL, Ending.FINAL])
+def test_the_end_of_a_wait_is_not_the_end_of_its_task(store, ending):
+    """Its message may be rejected, and come back from a dead-letter exchange.
+
+    The wait has timed out, or the task's soft time limit has ended it.
+    """
+    held_by(store)
+    waiter = owner("id/0/0")
+    assert store.acquire(waiter, claim(), wait=LEASE).verdict is Verdict.WAITING
+    store.release(NAME, waiter.token, ending)
+    again = store.acquire(owner("id/0/0"), claim(copy=True), wait=LEASE)
+    assert again.verdict is Verdict.WAITING
 
 
 def test_an_end_is_remembered_where_the_caller_wants_it(store):

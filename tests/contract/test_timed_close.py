@@ -14,7 +14,6 @@ from celery_singleton_lock.admin.lock_views import Detail
 from celery_singleton_lock.cli.render import detail, lock_rows, summary
 from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.core.model import (
-    CLAIM_UNANSWERED,
     Claim,
     Ending,
     Owner,
@@ -331,7 +330,7 @@ def test_each_run_of_a_task_that_runs_later_counts_for_its_rate(world, rate):
     flow = packed(rates_of(rate))
     token, runs = world.holds("m/0/0", flow=flow), 1
     while world.later(token, 1.0) and runs < 4:
-        world.parks("m/0/0", token=token, copy=CLAIM_UNANSWERED, flow=flow)
+        world.parks("m/0/0", token=token, copy=1, unanswered=True, flow=flow)
         world.advance(2)
         delivery = world.received()
         if delivery is None:
@@ -399,11 +398,11 @@ def test_a_message_that_only_its_worker_has_is_parked_behind_the_release(world):
         token = world.holds("m/0/0")
         if heard:
             world.later(token, 10)
-        _, reply = world.parks("m/0/0", token=token, copy=CLAIM_UNANSWERED, deadline=None)
+        _, reply = world.parks("m/0/0", token=token, copy=1, unanswered=True, deadline=None)
         assert reply.verdict is Verdict.WAITING
         if not heard:
             world.later(token, 10)
-        world.parks("m/0/0", token=token, copy=CLAIM_UNANSWERED)
+        world.parks("m/0/0", token=token, copy=1, unanswered=True)
         view = world.store.inspect("k")
         assert (view.bodies, view.closed_for) == (1, 10) if heard else view.bodies == 1
         world.advance(10 if heard else 0)

@@ -197,7 +197,7 @@ def test_why_names_workers_of_a_release_without_locks(store):
         "and is next, but old@host consumes the queue 'q' and sends no heartbeat to the locks' "
         "Redis: it is of a version without locks, or does not reach this Redis (see its log). "
         "Start a worker with locks, or send such tasks back to run without a lock (locks drain "
-        "--queue q --task bank.tasks.settle)"
+        "--queue q --task bank.tasks.settle); a worker without the task would discard them"
     )
 
 

@@ -137,7 +137,8 @@ def make_book(kind, redis_url, tmp_path, lease, request):
             vhost = None if kind == "redis" else request.getfixturevalue("rabbit_vhost")
             names = names or ("celery",)
             options["conf"] = {"singleton_lock_lease": lease, **options.get("conf", {})}
-            book = BrokerBook(kind, redis_url, tmp_path, vhost=vhost, names=names, **options)
+            folder = options.pop("folder", tmp_path)
+            book = BrokerBook(kind, redis_url, folder, vhost=vhost, names=names, **options)
             return books.enter_context(book)
 
         yield make

@@ -68,7 +68,7 @@ def add(numbers):
 @observe(app, LockClosed)
 def note_close(event):
     """Called in the main process of a worker."""
-    client.rpush("closed", f"{event.task_id} {event.seconds} {event.why}")
+    client.rpush("closed", f"{event.task_id} {event.seconds} {event.why} {event.lock}")
 
 
 @app.task(base=LockedTask, bind=True, name="pausing", lock_key="pausing")

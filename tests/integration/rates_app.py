@@ -30,6 +30,14 @@ def smooth(n):
     return n
 
 
+@app.task(
+    base=LockedTask, lock_key="spaced", lock_limit=None, lock_rate=Rate("10/s", kind="smooth")
+)
+def spaced(n):
+    began("spaced")
+    return n
+
+
 @app.task(base=LockedTask, lock_key="long", lock_limit=9, lock_rate="1/s")
 def long(n):
     time.sleep(4)

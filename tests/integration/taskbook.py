@@ -21,7 +21,7 @@ from typing import Any
 from celery import Celery, Task, chain, group, states
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
-from celery_singleton_lock import LockedTask, current_lock, current_locks
+from celery_singleton_lock import LockedTask, RetryLater, current_lock, current_locks
 
 HOLD = 120.0
 """Most seconds for which a task waits for its gate."""
@@ -198,6 +198,8 @@ def build(  # noqa: C901, PLR0915  # a list of declarations, made anew for each 
                 journal.await_gate(extra)
         if end == "requeue":
             raise Reject("told to", requeue=True)
+        if end == "later":
+            raise RetryLater(0.2, name=current_lock().name)
         if end == "die":
             journal.note("dying", id=self.request.id)
             os.kill(os.getpid(), signal.SIGKILL)

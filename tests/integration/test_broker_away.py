@@ -5,11 +5,17 @@ The locks are in another Redis, which keeps running.
 
 from __future__ import annotations
 
+import json
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
 from celery_singleton_lock import Lock
+from celery_singleton_lock.cli.commands import locks
+from celery_singleton_lock.store.operator.base import Operator
+from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from integration.book import Book, needs_pool, pools
 from integration.brokers import BrokerBook
 from support.proxy import free_port
@@ -141,3 +147,34 @@ def test_a_grant_goes_to_a_worker_that_has_its_broker(book, broker, pool):
         assert book.value(parked, 30) == 1
         book.await_free("a")
         assert len(book.starts("a")) == 1
+
+
+@pytest.mark.full
+@pytest.mark.timeout(120)
+def test_commands_do_not_wait_for_ever_for_a_broker_that_stands_still(book, broker):
+    """A Redis broker that was stopped, or is cut off, accepts connections and answers nothing.
+
+    Celery waits for it without an end. The settings of the app are restored, since Django's
+    ``call_command`` runs a command in the process of another program.
+    """
+    given = book.app.conf.broker_transport_options
+    RedisAdminStore(book.client).pause("k:a", Operator("jane"))
+    broker.pause()
+    try:
+        found = {
+            each["name"]: each["health"]
+            for each in json.loads(ran(book, "doctor", "--json", code=1))
+        }
+        ran(book, "resume", "k:a")
+    finally:
+        broker.resume()
+    assert found["connection"] == "ok"
+    assert found["broker"] == "fail"
+    assert book.app.conf.broker_transport_options == given
+
+
+def ran(book, *args, code=0):
+    """Return what a command has printed."""
+    result = CliRunner().invoke(locks, list(args), obj=SimpleNamespace(app=book.app))
+    assert result.exit_code == code, result.output
+    return result.stdout

@@ -10,6 +10,7 @@ import pytest
 from celery import VERSION, states
 from kombu.common import Broadcast
 
+from integration.book import only_kind
 from support.waiting import eventually
 
 TENANT = {"x-tenant": "acme"}
@@ -262,3 +263,26 @@ def test_a_locked_task_that_arrives_by_broadcast_fails(make_book, pool):
         assert book.value(book.send("act", "a", 2)) == 2
         book.await_settled("a")
     assert book.order("a") == [2]
+
+
+@pytest.mark.full
+@only_kind("redis")
+def test_a_parked_task_runs_behind_the_key_prefix_of_its_broker(make_book, tmp_path):
+    """Two deployments share the broker's Redis and the locks, and have queues of their own."""
+
+    def deployment(prefix):
+        folder = tmp_path / prefix
+        folder.mkdir()
+        return make_book(
+            folder=folder, conf={"broker_transport_options": {"global_keyprefix": prefix}}
+        )
+
+    one, two = deployment("one"), deployment("two")
+    with one.worker(), two.worker():
+        holder = one.start_holder("a", 0)
+        parked = two.send("act", "a", 1)
+        one.await_waiting("a", 1)
+        one.open("a-0")
+        assert [one.value(result) for result in (holder, parked)] == [0, 1]
+        one.await_free("a")
+    assert [one.order("a"), two.order("a")] == [[0], [1]]

@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -240,6 +241,24 @@ def test_why_names_the_worker_that_holds_a_task_back_between_two_tries(run, book
     told = eventually(lambda: re.match("received: .* did not get", run("why", waits).out)).string
     assert f"did not get '{contended.name}': that worker holds it back" in told
     assert "send it again" not in told
+
+
+@pytest.mark.full
+def test_why_promises_no_retry_of_a_task_that_a_cold_shutdown_has_ended(run, book, key):
+    """From Celery 5.7 on its state is RETRY, but no message of it is anywhere."""
+    with book.worker(pool="prefork", concurrency=1, queues=key) as worker:
+        task_id = book.send("act", key, hold=key, queue=key)
+        book.started(task_id)
+        worker.signal(signal.SIGQUIT)
+        worker.wait()
+    told = run("why", task_id, code=1).out
+    assert re.match("unseen: (It was cancelled by Celery|No worker, lock or result)", told)
+    assert "acknowledged early" in told
+
+
+def test_why_tells_that_a_retry_waits_in_the_broker(run, book, key):
+    book.app.backend.mark_as_retry(key, ValueError("again"), traceback="Traceback")
+    assert run("why", key).out == "eta: It waits for its retry in the broker's queue.\n"
 
 
 def test_watch_shows_the_locks_again_and_again(run, contended):
@@ -635,6 +654,8 @@ def test_a_drain_that_the_broker_refuses_loses_nothing(run, book, admin, key, mo
 
     monkeypatch.setattr("celery_singleton_lock.worker.publisher.Publisher.send_back", refuse)
     monkeypatch.setattr("celery_singleton_lock.cli.app_context.AppSide.realm", realm)
+    asked = run("drain", "--lock", f"k:{key}", stdin="n", code=1).err
+    assert "A worker that does not have the task of a message discards it. Send 3 parked" in asked
     said = run("drain", "--lock", f"k:{key}", "--yes", code=3).err
     assert "still parked" in said
     assert admin.inspect(f"k:{key}").bodies == 3
@@ -701,7 +722,9 @@ def test_exported_tasks_are_imported_at_their_places_and_twice_is_once(
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert [line["attempt"] for line in lines] == [f"{r}/0/0" for r in contended.rest]
     admin.drop_waiters(name, [line["token"] for line in lines], _by(), done_for=None)
-    assert alone("import", file, "--dry-run").out.split()[0] == "2"
+    counted = alone("import", file, "--dry-run").out
+    assert counted.split()[0] == "2"
+    assert "less those that wait, run or have ended: not asked here" in counted
     assert [alone("import", file, "--json").json["total"] for _ in range(2)] == [2, 0]
     assert admin.inspect(name).bodies == 2
     book.open(name.removeprefix("k:"))
@@ -865,6 +888,28 @@ def test_an_unreachable_redis_gives_a_one_line_error(alone):
         assert "did not answer" in said
         assert "Check the address, and that Redis runs" in said
     assert "connection" in alone("doctor", code=3, url=url).out
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("command", "may_change"),
+    [(["list"], False), (["pause", "x"], True), (["mode", "off", "--yes", "--force"], True)],
+)
+def test_a_change_that_redis_does_not_answer_is_said_to_be_possible(alone, command, may_change):
+    """A Redis that stands still executes the command when it continues."""
+    with socket.create_server(("127.0.0.1", 0)) as still:
+        url = f"redis://127.0.0.1:{still.getsockname()[1]}/0"
+        said = alone(*command, code=3, url=url).err
+    assert "no answer in time" in said
+    assert ("It may still make the change later" in said) is may_change
+
+
+@pytest.mark.parametrize("command", [("export", "--all"), ("purge", "--all", "--yes")])
+def test_a_command_that_found_no_redis_leaves_no_empty_file_behind(alone, tmp_path, command):
+    """The same command is refused while the file exists."""
+    file = tmp_path / "parked.jsonl"
+    alone(*command, "--output", file, code=3, url=f"redis://:{SECRET}@localhost:1/0")
+    assert not file.exists()
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,9 @@ def test_list_and_doctor_tell_why_tasks_overlap_after_a_switch(run, own_book):
 
 def test_a_slip_in_the_name_of_a_task_switches_nothing(run, own_book):
     """An operator who believes that a task is off would look elsewhere."""
-    assert "Did you mean 'act'?" in run("mode", "off", "--task", "atc", code=1)
+    refused = run("mode", "off", "--task", "atc", code=1)
+    assert "neither a live worker nor the app has a LockedTask 'atc'" in refused
+    assert "Did you mean 'act'?" in refused
     assert not own_book.store.switches()
     run("mode", "--yes", "off", "--task", "later.task", "--force")
     run("mode", "declared", "--task", "later.task")

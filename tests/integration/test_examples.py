@@ -6,14 +6,20 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import urllib.request
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from celery import Celery
 
+from celery_singleton_lock.config.url_text import realm_of
+from celery_singleton_lock.core.model import Claim, Owner
+from celery_singleton_lock.core.owner_token import new_token
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.store.redis.sync import RedisStore
 from support.waiting import eventually
 from support.workers import CeleryWorker
@@ -210,3 +216,47 @@ def test_transfers_between_accounts_lose_no_money(worker, environment):
     for _ in range(2):
         worker("transfers", concurrency=2)
     assert run("transfers", "bank.py", environment) == "5,000 of 5,000\n"
+
+
+@pytest.mark.parametrize(
+    ("broker", "options"),
+    [
+        ("amqp://guest:guest@localhost:1//", {}),
+        ("redis://localhost:1/0", {"global_keyprefix": "shop:"}),
+    ],
+)
+def test_the_exporter_counts_parked_tasks_of_the_broker_of_the_workers(
+    redis_url, redis_client, tmp_path, broker, options
+):
+    """It could not be told of RabbitMQ, nor of a prefix: an autoscaler saw no parked task."""
+    queue = tmp_path.name
+    store, key = RedisStore(redis_client), f"k:{queue}"
+    store.acquire(Owner(new_token(), "1/0/0", "settle", "w"), Claim(key))
+    waits = Owner(new_token(), "2/0/0", "settle", "w")
+    with Celery(broker=broker, set_as_current=False) as app:
+        realm = realm_of(app.connection_for_read().as_uri(), options)
+    store.park(waits, Claim(key), MessageToPark(b"body", realm, queue))
+    port = free_port()
+    given = {"CELERY_BROKER_URL": broker, "LOCKS_URL": redis_url, "PORT": str(port)}
+    given["BROKER_TRANSPORT_OPTIONS"] = json.dumps(options)
+    command = [sys.executable, EXAMPLES / "monitoring" / "exporter.py"]
+    with subprocess.Popen(command, env={**os.environ, **given}) as exporter:
+        try:
+            told = f'celery_lock_parked{{queue="{queue}"}} 1.0'
+            eventually(lambda: told in served(port), 30)
+        finally:
+            exporter.kill()
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def served(port):
+    """Return the metrics that are served at a port; empty if nothing is."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as page:
+            return page.read().decode()
+    except OSError:
+        return ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import time
 from importlib.metadata import version
 from statistics import median
@@ -226,7 +225,7 @@ def test_the_list_of_tasks_has_a_badge_and_a_filter_for_blocked_tasks(flower, vi
 def test_the_page_of_a_worker_shows_the_locks_that_its_tasks_hold(view, worker, pair, key):
     """Each has a link to the Locks page, filtered by its name."""
     first, _ = pair
-    view.goto(f"/worker/{worker.name}@" + socket.gethostname())
+    view.goto(f"/worker/{worker.node_name}")
     link = view.locator("#csl-worker a", has_text=f"k:{key}")
     link.wait_for()
     assert view.locator(f'#csl-worker a[data-task="{first}"]').count() == 1

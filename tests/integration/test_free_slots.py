@@ -5,7 +5,6 @@ Two workers consume one queue; long tasks fill the slots of one of them.
 
 from __future__ import annotations
 
-import socket
 import time
 
 import pytest
@@ -134,7 +133,7 @@ def test_a_task_whose_revoke_another_worker_hears_first_frees_all_of_its_locks(o
         plugs = fill(book, busy)
         other.release()
         eventually(lambda: book.view("b").holders, 10, "it is granted")
-        book.app.control.revoke(gone, destination=[f"{idle.name}@{socket.gethostname()}"])
+        book.app.control.revoke(gone, destination=[idle.node_name])
         revoked_at = time.monotonic()
         result = book.app.AsyncResult(gone)
         eventually(lambda: result.state == "REVOKED", 20, lambda: result.state)

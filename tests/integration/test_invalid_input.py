@@ -175,6 +175,18 @@ def test_a_redis_that_forbids_scripts_is_refused(own_book, make_redis):
 
 
 @pytest.mark.needs_real_redis
+def test_a_redis_whose_user_may_not_block_is_refused(own_book, make_redis):
+    """No grant would arrive: parked tasks would wait for ever, and nothing would tell why."""
+    server = make_redis()
+    with server.client() as client:
+        rights = f"joe on >{SECRET} ~* &* +@all -@blocking"
+        client.execute_command("ACL", "SETUSER", *rights.split())
+    url = server.url.replace("redis://", f"redis://joe:{SECRET}@")
+    log = refused(own_book, {"conf": {"singleton_lock_backend": url}})
+    assert "(NOPERM): the ACL user may not run BLPOP; allow it: " in log
+
+
+@pytest.mark.needs_real_redis
 def test_a_wrong_password_is_refused(own_book, make_redis):
     """The error says so, and does not show the password."""
     server = make_redis(password="right")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 from celery.events.state import State
 
@@ -41,8 +39,9 @@ def test_a_worker_that_stood_still_does_not_show_a_task_as_blocked_that_was_revo
         book.await_waiting(key, 1)
         if ends == "revoked":
             with book.worker(concurrency=1, args=("-E",)) as other:
-                node = f"{other.name}@{socket.gethostname()}"
-                eventually(lambda: book.app.control.ping([node]), 20, "it hears of revokes")
+                eventually(
+                    lambda: book.app.control.ping([other.node_name]), 20, "it hears of revokes"
+                )
                 book.app.control.revoke(task)
                 eventually(lambda: shown(log, task) == "REVOKED", 20, lambda: log.of(task))
                 goes_on.touch()

@@ -365,6 +365,19 @@ def test_an_app_gets_its_own_settings_back(shop):
         locks.assert_free("k", timeout=0)
 
 
+def test_no_loss_is_reported_between_two_tests(shop, worker, locks):
+    """A worker of the whole session has parked tasks of the first one."""
+    before = locks.store.identify()
+    locks.reset()
+    assert locks.store.identify().differs(before) == ""
+
+
+def test_a_reset_deletes_a_lock_whatever_its_name_is(locks):
+    locks.hold("shop:schema")
+    locks.reset()
+    locks.assert_free("shop:schema")
+
+
 def test_a_pool_of_processes_is_refused_at_its_start(shop):
     """Each of them would have locks of its own."""
     with pytest.raises(ImproperlyConfigured, match=r"memory://kit.*--pool threads or solo"):

@@ -7,7 +7,6 @@ are killed have leases of :data:`KILLED_LEASE` seconds.
 from __future__ import annotations
 
 import json
-import socket
 
 import pytest
 
@@ -203,8 +202,7 @@ def test_a_task_is_delivered_to_another_worker_with_what_it_keeps(own_book, pool
         fence = book.view("a").fencing_token
         with book.worker(pool=pool) as two:
             book.await_consumers(one, two)
-            node = f"{one.name}@{socket.gethostname()}"
-            book.app.control.cancel_consumer("celery", destination=[node])
+            book.app.control.cancel_consumer("celery", destination=[one.node_name])
             book.await_consumers(two)
             busy.release()
             start = book.started(task)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from types import SimpleNamespace
 
@@ -108,9 +109,10 @@ def test_an_outage_at_the_end_of_a_task_does_not_prolong_lock_hold_for(
             eventually(
                 lambda: [each.state for each in book.view("a").holders] == ["held_after"], 20
             )
-            asked = time.monotonic()
+            outage = time.monotonic() - started
             (holder,) = book.view("a").holders
-            assert holder.expires_in <= 60 - (asked - started) + 0.05
+            # Not exact: a busy machine delays the last command, too.
+            assert holder.expires_in <= 60 - outage / 2
 
 
 @pytest.mark.full
@@ -142,6 +144,107 @@ def test_parked_tasks_that_redis_has_lost_are_reported(book, locks, how):
             assert "lost" in {c.name for c in examine(store) if c.health is Health.FAIL}
         book.open("a-1")
         assert book.value(running) == 1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("task", ["act", "act_late", "pair"])
+def test_a_granted_task_that_waits_for_a_slot_runs_though_redis_has_lost_it(book, locks, task):
+    """Its worker has the message, and so does not report it as lost."""
+    holder = Lock(book.client, "k:a", lease=LONG_LEASE)
+    holder.acquire()
+    with book.worker(concurrency=1) as worker:
+        granted = book.send(task, "a", "z")
+        worker.await_log(f"{granted}] is parked: ")
+        book.start_holder("b", 1)  # takes the only slot
+        holder.release()
+        flush_when(locks, granted, "granted")
+        worker.await_log("has lost data", 20)
+        book.open("b-1")
+        assert book.value(granted) == "z"
+        assert len(book.starts("a")) == 1
+
+
+@pytest.mark.full
+def test_a_task_with_several_locks_that_begins_again_is_not_reported_as_lost(book, locks):
+    """It has new tokens by the time at which its worker notices the loss."""
+    with book.worker(concurrency=1) as worker:
+        with locks.client() as client, Lock(client, "k:a"):
+            granted = book.send("pair", "a", "z")
+            worker.await_log(f"{granted}] is parked")
+            book.start_holder("b", 1)  # it takes the only slot
+        flush_when(locks, granted, "granted")
+        book.open("b-1")
+        assert book.value(granted) == "z"
+        worker.await_log("has lost data", 20)
+        assert "No message that this worker has parked is lost" in worker.log()
+
+
+@pytest.mark.full
+@pytest.mark.needs_real_redis("data over a restart")
+def test_a_task_that_began_again_before_redis_restarted_is_not_reported_as_lost(book, locks):
+    """The worker that held some of its locks has stopped, so the task ran under other tokens."""
+    with book.worker(concurrency=1) as parker, locks.client() as client:
+        first, second = Lock(client, "k:a"), Lock(client, "k:z")
+        assert first.acquire()
+        assert second.acquire()
+        task = book.send("pair", "a", "z")
+        parker.await_log(f"{task}] is parked")
+        book.start_holder("b", 1)  # it takes the only slot
+        parker.signal(signal.SIGSTOP)  # it looks at its messages after the restart only
+        with book.worker() as worker:
+            first.release()
+            worker.await_log(f"{task}] is parked")
+        second.release()
+        with book.worker():
+            assert book.value(task) == "z"
+            client.save()
+            locks.restart(keep_data=True)
+            parker.signal(signal.SIGCONT)
+            book.open("b-1")
+            parker.await_log("lost data", 20)
+        assert "No message that this worker has parked is lost" in parker.log()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("end", ["requeue", "later"])
+@pytest.mark.parametrize("task", ["act_late", "pair_lost"])
+def test_a_parked_task_that_runs_again_is_not_lost_with_the_data(book, locks, task, end):
+    """Redis was emptied while it ran. Its worker has reported that no message is lost."""
+    with book.worker() as worker:
+        first = book.start_holder("a", 1)
+        again = book.send(task, "a", 2, hold="a-2", end=end)
+        book.await_waiting("a", 1)
+        book.open("a-1")
+        assert book.value(first) == 1
+        book.started(again)
+        with locks.client() as client:
+            client.flushall()
+        worker.await_log("has lost data", 20)
+        book.open("a-2")
+        assert book.value(again) == 2
+        assert [start["n"] for start in book.starts("a")] == [1, 2, 2]
+        book.await_free("a")
+
+
+@pytest.mark.full
+def test_a_task_whose_wait_is_over_fails_though_redis_has_lost_it(book, locks):
+    """Its worker has the message, and no slot for its end yet."""
+    with book.worker(concurrency=1) as worker:
+        book.start_holder("a", 1)
+        waiting = book.send("act_patient", "a", 2)
+        flush_when(locks, waiting, "overdue")
+        worker.await_log("has lost data", 20)
+        book.open("a-1")
+        assert book.outcome(waiting)[0] == states.FAILURE
+
+
+def flush_when(locks, task_id, state):
+    """Empty Redis as soon as a task has this state and its worker has received the delivery."""
+    with locks.client() as client:
+        store = RedisAdminStore(client)
+        eventually(lambda: why(store, task_id).state == state)
+        eventually(lambda: not list(client.scan_iter("*:inbox:*")))
+        client.flushall()
 
 
 @pytest.mark.full
@@ -274,15 +377,18 @@ def test_a_stalled_redis_stalls_nothing_else(book, locks, pool):
             book.await_free(f"k{n}", LEASE + 3)
 
 
+def left_parked(book):
+    """Return two tasks that a worker has parked, which has stopped since; their lock is free."""
+    with Lock(book.client, "k:a", lease=LONG_LEASE), book.worker():
+        parked = [book.send("act", "a", n) for n in range(2)]
+        eventually(lambda: book.view("a").waiting == 2)
+    return parked
+
+
 @pytest.mark.full
 def test_a_worker_that_started_before_a_full_redis_runs_its_parked_tasks(book, locks):
     """Only they can make room in it."""
-    lock = Lock(book.client, "k:a", lease=LONG_LEASE)
-    lock.acquire()
-    with book.worker():
-        parked = [book.send("act", "a", n) for n in range(2)]
-        eventually(lambda: book.view("a").waiting == 2)
-    lock.release()
+    parked = left_parked(book)
     book.client.config_set("maxmemory", 1)
     locks.pause()
     try:
@@ -293,6 +399,24 @@ def test_a_worker_that_started_before_a_full_redis_runs_its_parked_tasks(book, l
             assert "CRITICAL" not in worker.log()
     finally:
         locks.resume()
+        book.client.config_set("maxmemory", 0)
+
+
+@pytest.mark.full
+def test_a_worker_that_starts_on_a_full_redis_runs_its_parked_tasks_and_plain_ones(book):
+    """After a restart of all workers, only they can make room in it; others wait for that."""
+    parked = left_parked(book)
+    book.client.config_set("maxmemory", 1)
+    try:
+        with book.worker() as worker:
+            assert [book.value(each) for each in parked] == [0, 1]
+            assert book.value(book.send("plain", "p", 1)) == 1
+            waiting = book.send("act", "b", 3)
+            worker.await_log("Locked tasks wait.", 20)
+            assert "has reached maxmemory; this was not stored. It is redis:" in worker.log()
+            book.client.config_set("maxmemory", 0)
+            assert book.value(waiting) == 3
+    finally:
         book.client.config_set("maxmemory", 0)
 
 

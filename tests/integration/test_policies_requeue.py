@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 from celery import states
 
@@ -20,14 +18,14 @@ def lease():
 
 def held_back(book, worker):
     """Return how many messages a worker holds back, by its statistics."""
-    name = f"{worker.name}@{socket.gethostname()}"
+    name = worker.node_name
     stats = book.app.control.inspect([name], timeout=20).stats()
     return stats[name]["singleton_lock"]["held_back"]
 
 
 def requeued(book, worker):
     """Return how many messages a worker has requeued, by its statistics."""
-    name = f"{worker.name}@{socket.gethostname()}"
+    name = worker.node_name
     stats = book.app.control.inspect([name], timeout=20).stats()
     return stats[name]["singleton_lock"]["requeued"]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from celery import states
 from celery.exceptions import TaskRevokedError
@@ -51,12 +53,14 @@ def test_tasks_above_a_rate_are_parked_and_start_when_it_allows(send, worker, re
 
 
 @pytest.mark.full
-def test_a_smooth_rate_is_not_slowed_down_to_a_sweep_a_second(send, worker, redis_client):
-    """Ten a second with one permit: each start is due a tenth of a second after the last."""
-    results = [send("smooth", n) for n in range(20)]
-    assert [each.get(timeout=60) for each in results] == list(range(20))
-    began = sorted(float(at) for at in redis_client.lrange("began:smooth", 0, -1))
-    assert 1.5 <= began[-1] - began[0] <= 12
+@pytest.mark.parametrize("name", ["smooth", "spaced"])
+def test_a_smooth_rate_is_not_slowed_down_to_a_sweep_a_second(send, worker, redis_client, name):
+    """Ten a second, with one permit and with any number. A late claim moves the next start."""
+    results = [send(name, n) for n in range(60)]
+    assert [each.get(timeout=60) for each in results] == list(range(60))
+    began = sorted(float(at) for at in redis_client.lrange(f"began:{name}", 0, -1))
+    gaps = [late - early for early, late in pairwise(began)]
+    assert len([gap for gap in gaps if gap > 0.4]) <= 2, gaps
 
 
 @pytest.mark.full

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from celery_singleton_lock import Lock
 from integration.book import SAFE_LEASE, needs_pool, only_kind
 from support.redelivery import redelivery_after
 from support.waiting import eventually, in_time, never
@@ -100,6 +101,23 @@ def test_T30_a_killed_workers_task_is_redelivered_and_runs_again(book, pool):
         book.await_settled("a", timeout=15)
     assert sorted(book.order("a")) == [1, 1, 2]
     assert book.peak("a") == 1
+
+
+@only_kind("classic", "quorum")
+def test_T14_a_task_that_waited_in_its_slot_when_the_broker_was_lost_runs_once(book, pool):
+    """Its copy waits for that slot, the only one, so it asks for the lock only after the end."""
+    lock = Lock(book.client, "k:a", lease=60)
+    lock.acquire()
+    with book.worker(pool=pool, concurrency=1) as worker:
+        first = book.send("act_wait", "a", 1)
+        eventually(lambda: book.view("a").waiting == 1)
+        book.cut()
+        eventually(lambda: worker.log().count(f"{first}] received") == 2, 25)
+        lock.release()
+        assert book.value(first) == 1
+        assert book.value(book.send("act_wait", "a", 2)) == 2
+        book.await_settled("a")
+    assert book.order("a") == [1, 2]
 
 
 @pytest.mark.full
@@ -210,6 +228,7 @@ def test_T14_an_eta_message_whose_copy_has_run_elsewhere_does_not_run(kind, make
         received = f"[{sent}] received"
         eventually(lambda: received in one.log(), 10, "the first one has it")
         with book.worker(pool="solo", queues=["celery", "two"]) as two:
+            book.app.control.cancel_consumer("celery", destination=[one.node_name], reply=True)
             eventually(lambda: received in two.log(), 20, "the second one has a copy")
             busy = book.send("plain", "b", 2, hold=due + 5 - time.monotonic(), queue="one")
             assert book.value(sent, 40) == 1

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import pytest
 from celery import Celery, chord, states
 
-from celery_singleton_lock import ConfigurationError, LockWaitTimeout
+from celery_singleton_lock import ConfigurationError, Lock, LockWaitTimeout
 from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.store.redis.sync import RedisStore
 from support.waiting import PATIENCE, eventually
@@ -123,8 +124,8 @@ def test_a_task_that_closes_its_lock_runs_to_its_end_and_is_reported(send, worke
     assert (first.get(timeout=60), second.get(timeout=60)) == (1, 2)
     assert gaps(redis_client)[0] >= 1.9
     closed = eventually(lambda: redis_client.lrange("closed", 0, -1), message="the event")
-    (task_id, seconds, why), *others = [line.decode().split() for line in closed]
-    assert (task_id, why, others) == (first.id, "429", [])
+    (task_id, seconds, why, lock), *others = [line.decode().split() for line in closed]
+    assert (task_id, why, lock, others) == (first.id, "429", "pausing", [])
     assert 1.9 < float(seconds) <= 2
 
 
@@ -136,6 +137,30 @@ def test_with_several_locks_the_task_names_the_one_to_close(send, prefork_worker
         assert send("both", name, name).get(timeout=60) == name
         closed = RedisStore(redis_client).keyspace.lock(name).flow
         assert redis_client.hexists(closed, "closed")
+    told = redis_client.lrange("closed", 0, -1)
+    assert [line.split()[-1] for line in told] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("name", ["early", "both"])
+def test_a_task_runs_again_though_its_id_was_used_before(
+    name, sending_app, prefork_worker, redis_client
+):
+    """The first call was parked, so that its end is remembered for an hour."""
+    store, last = RedisStore(redis_client), {"early": "early", "both": "b"}[name]
+
+    def parked(*args, ran):
+        """Not by its result: Celery may take that of the first call for the second one."""
+        with Lock(redis_client, last):
+            sending_app.send_task(name, args, task_id="used-again")
+            eventually(lambda: store.inspect(last).bodies, message="it is parked")
+        eventually(lambda: order(redis_client) == ran, message=f"runs: {ran}")
+        eventually(lambda: not store.inspect(last).holders, message="it has ended")
+        return time.monotonic()
+
+    redis_client.set("times:1", 5)
+    ended = parked(1, ran=[1])
+    eventually(lambda: time.monotonic() > ended + 1.5, message="the clocks differ by less")
+    parked(2, *({"both": ["a"]}.get(name, [])), ran=[1, 2, 2])
 
 
 def test_a_process_that_dies_after_closing_the_lock_loses_no_task(

@@ -7,6 +7,7 @@ import logging
 import socket
 import traceback
 from contextlib import ExitStack, closing, suppress
+from pathlib import Path
 
 import pytest
 from celery import Celery
@@ -63,6 +64,23 @@ def test_the_log_names_a_silent_redis_and_the_waiting_worker(said, silent_ports)
         "celery-singleton-lock: The locks' Redis did not answer (ConnectionError: "
         f"Connection refused). It is redis://***@127.0.0.1:{port}/0, from singleton_lock_backend. "
         f"Locked tasks wait until it answers{GOES_ON}"
+    )
+
+
+@pytest.mark.needs_real_redis("a disk")
+def test_a_worker_starts_though_its_redis_cannot_write_to_its_disk(said, make_redis):
+    """As if it did not answer: tasks without locks run."""
+    server = make_redis("--save", "3600 1", "--appendonly", "no")
+    with server.client(decode_responses=True) as client:
+        client.set("unsaved", 1)
+        folder, name = (client.config_get(each)[each] for each in ("dir", "dbfilename"))
+        Path(folder, name, "in the way").mkdir(parents=True)
+        client.bgsave()
+        eventually(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err")
+    (told,) = said(backend=server.url)
+    assert told.startswith(
+        "celery-singleton-lock: The locks' Redis cannot write to its disk, and so refuses changes "
+        f"(MISCONF): see its log. It is {server.url}, from singleton_lock_backend. Locked tasks"
     )
 
 

@@ -13,11 +13,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 RESULTS = json.loads((ROOT / "benchmarks" / "what_happens" / "results.json").read_text())
 OURS = {one["scene"]: one for one in RESULTS["seen"].values() if one["package"] == "ours"}
-NUMBER = re.compile(r"\d+\.\d+")
+NUMBER = re.compile(r"\d+\.\d+|\d+(?= of \d+ others)")
+"""A time, or how many tasks of two slots began before one: on a busy machine, one more or less."""
 OF_SHORT_SPANS = {"longer", "redis-emptied"}
 """Scenes that end otherwise if a process stands still for longer than a lease, or a renewal."""
-LEEWAY = 12.0
-"""Seconds by which a time may differ from the page on a busy machine."""
+LEEWAY = {True: 12.0, False: 1.0}
+"""By how much a time (True), in seconds, or a count may differ from the page on a busy machine."""
 
 
 def run(*arguments):
@@ -51,4 +52,4 @@ def test_the_column_of_this_package_matches_the_page(scene):
     brief, documented = json.loads(played.stdout.splitlines()[-1])["brief"], OURS[scene]["brief"]
     assert NUMBER.sub("N", brief) == NUMBER.sub("N", documented)
     for now, then in zip(NUMBER.findall(brief), NUMBER.findall(documented), strict=True):
-        assert abs(float(now) - float(then)) < LEEWAY, (brief, documented)
+        assert abs(float(now) - float(then)) <= LEEWAY["." in now], (brief, documented)

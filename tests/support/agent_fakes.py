@@ -153,6 +153,9 @@ class FakeStore:
         self._note("has_traces", *(message.task_id for message in messages))
         return [message.task_id not in self.gone for message in messages]
 
+    def withdraw(self, name, key, task_id, retries, *, ended):
+        self._note("withdraw", name, key, task_id, retries, ended)
+
     def vouch(self, tokens):
         self._note("vouch", *tokens)
 
@@ -176,6 +179,9 @@ class FakeInFlight:
 
     def of(self, token):
         return self.by_token.get(token)
+
+    def in_hand(self):
+        return list(self.by_token.values())
 
     def granted(self, task_ids):
         return []

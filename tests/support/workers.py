@@ -16,6 +16,7 @@ import contextlib
 import itertools
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -111,6 +112,11 @@ class CeleryWorker:
     def environment(self) -> dict[str, str]:
         """Its environment, for other commands of the same app."""
         return dict(self._env)
+
+    @property
+    def node_name(self) -> str:
+        """Its name with the host, as remote control addresses it."""
+        return f"{self.name}@{socket.gethostname()}"
 
     @property
     def pid(self) -> int:

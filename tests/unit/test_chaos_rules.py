@@ -655,6 +655,26 @@ def test_what_an_ending_worker_gives_back_may_be_lost_with_one_that_is_killed_ju
     assert UNFINISHED in given_back(5, MAIN).broken()
 
 
+def test_duplicates_may_wait_for_a_call_that_the_broker_has_lost():
+    """It counts for an hour. If a call of this task runs later, the lost one is over."""
+    name = "csl:{b57}:k:follows0:bodies"
+
+    def story(killed_at=1.1):
+        facts = {"task": "follows", "key": "follows0", "late": True}
+        story = Story().published(1, "lost", received=False, **facts).published(1.2, "dup", **facts)
+        story.note(killed_at, "kill", victim=2)
+        for each in (name, "csl:{b57}:index", "csl:{b57}:due"):
+            story.note(9, "key", name=each, type="hash", ttl=-1, live="dup")
+        return story
+
+    assert story().broken() == []
+    assert UNFINISHED in story(killed_at=-9).broken(), "nothing can have lost the message"
+    other = story().note(9, "key", name="csl:{b57}:k:a:bodies", type="hash", ttl=-1, live="")
+    assert other.broken() == [KEYS]
+    later = story().run("r", 2, 3, fence=1, key="follows0", task="follows")
+    assert {UNFINISHED, KEYS} <= set(later.broken())
+
+
 # --- flow control ---------------------------------------------------------------------------------
 
 
@@ -736,6 +756,19 @@ def test_a_duplicate_may_have_the_result_of_a_task_that_ended_before_it():
     assert followed("follows", 2.5).broken() == []
     assert followed("follows", 1.5).broken() == [NEVER_RUN]
     assert followed("once", 2.5).broken() == [NEVER_RUN]
+
+
+def test_what_a_killed_worker_held_back_may_be_lost_when_it_is_restored():
+    def story(task="requeue", second=9.5):
+        story = Story().published(1, "t", task=task).note(1.2, "asks", 10, id="t")
+        story.note(1.3, "left", 10, id="t", to=None)
+        return story.note(1.5, "kill", victim=1).note(second, "kill", victim=2)
+
+    assert story().broken() == []
+    assert story("early").broken() == [UNFINISHED], "parked, so it is in Redis"
+    assert story(second=8.0).broken() == [UNFINISHED], "nothing is restored so early"
+    begun = story().run("r", 1.25, 1.28, id="t")
+    assert begun.broken() == [UNFINISHED], "it had its lock"
 
 
 def test_what_is_restored_when_another_worker_dies_may_be_lost():

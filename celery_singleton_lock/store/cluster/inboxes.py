@@ -9,6 +9,8 @@ from contextlib import suppress
 from random import randrange
 from typing import Any, Final
 
+from redis import exceptions as failures
+
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.redis_keys import BUCKETS, Keyspace
 from celery_singleton_lock.store.cluster_routing import Nodes
@@ -21,6 +23,7 @@ LOOK: Final = 5.0
 A notification is lost if the node that the worker is subscribed to is cut off, or if the ACL user
 has no right to the channel. A grant lapses if its worker does not receive it in time.
 """
+_CLOSED: Final = "Connection closed by another thread."
 
 
 class Inboxes:
@@ -95,6 +98,9 @@ class Inboxes:
             message = self._subscription.get_message(
                 ignore_subscribe_messages=True, timeout=max(0.0, seconds)
             )
+        except ValueError as error:  # another thread closed the connection meanwhile
+            self._unsubscribe()
+            raise failures.ConnectionError(_CLOSED) from error
         except BaseException:
             self._unsubscribe()
             raise

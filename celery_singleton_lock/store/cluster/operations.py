@@ -104,12 +104,11 @@ class ClusterOperations(Operations):
 
         A worker goes on without it: the locks of other slots can be used.
         """
+        if not calls:
+            return []
         answers = yield Batch([by_digest(call) for call in calls])
-        final: list[Any] = []
-        for call, answer in zip(calls, answers, strict=True):
-            moves = isinstance(answer, failures.TryAgainError)
-            final.append(None if moves else (yield from self.answer_to(call, answer)))
-        return final
+        told = [None if isinstance(each, failures.TryAgainError) else each for each in answers]
+        return (yield from self.answers_to(calls, told))
 
     def receive(self, worker: str, timeout: float) -> Steps[Delivery | None]:
         """Wait up to ``timeout`` seconds for a grant in the inboxes of ``worker``."""

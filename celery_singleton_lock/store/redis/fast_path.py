@@ -25,6 +25,9 @@ from celery_singleton_lock.store.scripts import Argument, Script, packed_keys, w
 _PLAIN: Final = (redis.Connection, redis.SSLConnection, redis.UnixDomainSocketConnection)
 """Classes of connections whose answers can be read from their socket without redis-py."""
 
+_WITH_PUSH: Final = 3
+"""Protocol in which the server may send messages between two answers."""
+
 _CHUNK: Final = 65536
 _BULK, _ERROR, _LIST = b"$-*"
 _NEITHER: Final = "the answer is neither a bulk string nor an error"
@@ -93,9 +96,7 @@ class FastPath:
         self.defers: bool = is_plain(self._pool)
         if self.defers:
             self._exchange_on = _by_socket
-            self._kwargs["protocol"] = 2  # without push messages between the answers
-            for name in [name for name in self._kwargs if name.startswith("maint_notifications")]:
-                del self._kwargs[name]
+            self._kwargs = _without_push_messages(self._pool)
         self._retry = self._pool.connection_kwargs.get("retry") or Retry(NoBackoff(), 1)
         self._idle: list[FastConnection] = []  # append, pop and remove are atomic between threads
 
@@ -245,6 +246,36 @@ def is_plain(pool: redis.ConnectionPool) -> bool:
     return pool.connection_class in _PLAIN and not pool.connection_kwargs.get(
         "health_check_interval"
     )
+
+
+def _without_push_messages(pool: redis.ConnectionPool) -> dict[str, Any]:
+    """Return the arguments of a pool's connections, for protocol 2: nothing between two answers.
+
+    With protocol 3 redis-py logs in as the user ``default`` if only a password is given. With
+    protocol 2 it names no user, and a server without a password would refuse that.
+    """
+    kwargs: dict[str, Any] = {
+        name: value
+        for name, value in pool.connection_kwargs.items()
+        if not name.startswith("maint_notifications")
+    }
+    if pool.connection_class(**kwargs).protocol == _WITH_PUSH:
+        if kwargs.get("credential_provider"):
+            kwargs["credential_provider"] = _NamesUser(kwargs["credential_provider"])
+        elif kwargs.get("password"):
+            kwargs["username"] = kwargs.get("username") or "default"
+    return {**kwargs, "protocol": 2}
+
+
+class _NamesUser(redis.CredentialProvider):
+    """Credentials of another provider, with the user ``default`` if they are a password alone."""
+
+    def __init__(self, provider: redis.CredentialProvider) -> None:
+        self._provider = provider
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        given = self._provider.get_credentials()
+        return ("default", given[0]) if len(given) == 1 else given
 
 
 def _by_redis_py(connection: Any, command: bytes) -> bytes:

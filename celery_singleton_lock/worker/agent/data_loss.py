@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
@@ -18,10 +18,10 @@ from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.events import Event, ParkedLost
 from celery_singleton_lock.message_text import printable
 from celery_singleton_lock.store.base import Store
-from celery_singleton_lock.worker.agent_commands import Call
+from celery_singleton_lock.worker.agent_commands import Call, EndUnique
 from celery_singleton_lock.worker.agent_queue import AgentQueue
-from celery_singleton_lock.worker.dispatch.recently_ended import RecentEnds
-from celery_singleton_lock.worker.lock_header import in_order_of_release
+from celery_singleton_lock.worker.dispatch.recently_ended import REMEMBERED, RecentEnds
+from celery_singleton_lock.worker.lock_header import LockHeader, in_order_of_release
 
 logger: Final = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class DataLoss:
         store: the agent's store.
         worker: id of this worker.
         ends: the deliveries that have ended here in the last minute.
-        in_hand: returns the tokens of the messages that this worker has.
+        in_hand: returns the lock headers of the messages that this worker has.
         commands: the queue of the agent.
         tell: reports an event.
         schema: version of the data model that the tasks of this worker need.
@@ -68,7 +68,7 @@ class DataLoss:
         worker: str,
         *,
         ends: RecentEnds,
-        in_hand: Callable[[], Iterable[str]],
+        in_hand: Callable[[], Iterable[LockHeader]],
         commands: AgentQueue,
         tell: Callable[[Event], None],
         schema: str = SCHEMA,
@@ -84,6 +84,7 @@ class DataLoss:
         self._tell = tell
         self._clock: Clock = store.clock
         self._tracked: OrderedDict[str, ParkedMessage] = OrderedDict()
+        self._unique_ends: deque[tuple[float, EndUnique]] = deque(maxlen=MOST)
         self._identity: Identity | None = None
         self._schema, self._newer = schema, newer
         self._next_look = 0.0
@@ -95,6 +96,10 @@ class DataLoss:
         if len(self._tracked) > MOST:
             self._tracked.popitem(last=False)
             self.untracked += 1
+
+    def note_unique_end(self, end: EndUnique) -> None:
+        """Note that Redis has heard of the end of a unique call."""
+        self._unique_ends.append((self._clock.monotonic(), end))
 
     def look_soon(self) -> None:
         """Check in the next round, since Redis did not answer for a time."""
@@ -169,16 +174,27 @@ class DataLoss:
         begins_at = self._clock.monotonic() + REPORT_AFTER
         self._check = _Check(reason, list(self._tracked.values()), begins_at, is_certain=is_certain)
         ended = self._ends.headers()
-        known = {base_of(token) for token in self._in_hand()}
-        known.update(base_of(header.token) for header in ended)
-        for header in ended:
-            for each in in_order_of_release(header):
+        ended_parts = _parts(ended)
+        # A message with several locks was parked under the token of another one before.
+        here = {base_of(each.token) for each in _parts(self._in_hand())}
+        for each in ended_parts:
+            if base_of(each.token) not in here:  # otherwise it runs again, since its end was lost
                 self._commands.put(Call(partial(self._end_again, each.name, each.token)))
+        self._end_unique_again()
+        known = here.union(base_of(each.token) for each in ended_parts)
         self._commands.put(Call(partial(self._vouch, sorted(known))))
+
+    def _end_unique_again(self) -> None:
+        """End the entries of unique calls once more, since they may be back: nothing else does."""
+        since = self._clock.monotonic() - REMEMBERED
+        for at, end in self._unique_ends:
+            if at > since:
+                self._commands.put(end)
+        self._unique_ends.clear()  # each is noted again when it is carried out
 
     def _end_again(self, name: str, token: str) -> None:
         try:
-            self._store.release(name, token, Ending.FINAL)
+            self._store.release(name, token, Ending.REPEAT, worker=self._worker)
         except BackendError as error:
             logger.debug("celery-singleton-lock: %s was not released again: %s", name, error)
 
@@ -243,6 +259,11 @@ class DataLoss:
             f" {self.untracked} older ones were not tracked." if self.untracked else "",
             extra={"lock_event": "lock-parked-lost", "lock_count": len(check.lost)},
         )
+
+
+def _parts(headers: Iterable[LockHeader]) -> list[LockHeader]:
+    """Return a header for each lock of these deliveries."""
+    return [each for header in headers for each in in_order_of_release(header)]
 
 
 class _Check:

@@ -40,6 +40,7 @@ class GrantInbox:
             given function to drop it.
         preempt: ends the task with a token, because of a newer attempt.
         is_here: returns whether a request with a token is in the pool, or on its way there.
+        doubt: notes that Redis may have lost the ends up to now.
 
     Attributes:
         delivered: number of grants that were passed to the main loop.
@@ -60,6 +61,7 @@ class GrantInbox:
         reject: Callable[[Delivery, Callable[[Delivery], None]], None],
         preempt: Callable[[str, str], None],
         is_here: Callable[[str], bool],
+        doubt: Callable[[], None],
     ) -> None:
         self.delivered: int = 0
         self.replaced: int = 0
@@ -75,6 +77,8 @@ class GrantInbox:
         self._reject = reject
         self._preempt = preempt
         self._is_here = is_here
+        self._doubt = doubt
+        self._interrupted = False
         self._retired = threading.Event()
 
     # -- receiving --------------------------------------------------------------------------------
@@ -90,10 +94,14 @@ class GrantInbox:
         try:
             delivery = self._store.receive(self._worker, WAIT)
         except BackendError:
+            self._interrupted = True
             self._retired.wait(RETRY)
-        else:
-            if delivery is not None and not self._delivered_at_once(delivery):
-                self._commands.put(delivery)
+            return True
+        if self._interrupted:  # this grant may come from a server that has lost the last ends
+            self._interrupted = False
+            self._doubt()
+        if delivery is not None and not self._delivered_at_once(delivery):
+            self._commands.put(delivery)
         return True
 
     def _delivered_at_once(self, delivery: Delivery) -> bool:
@@ -127,6 +135,10 @@ class GrantInbox:
     def taker(self) -> str:
         """Return this worker's id, for scripts that grant to it; empty if it takes no grants."""
         return "" if self._retired.is_set() else self._worker
+
+    def arrived(self) -> list[LockHeader]:
+        """Return lock headers for the deliveries that wait for the main loop."""
+        return [self._header_of(delivery) for delivery in list(self._arrived.values())]
 
     # -- in the main loop -------------------------------------------------------------------------
 
@@ -230,7 +242,7 @@ class GrantInbox:
         reply = self._store.release(name, token, Ending.OFFER, worker=self._worker)
         if reply.verdict is Verdict.RELEASED:
             self.passed += 1
-        return reply.verdict is not Verdict.GRANTED
+        return reply.verdict is not Verdict.GRANTED and not reply.lost
 
     def _fetched(self, delivery: Delivery) -> Delivery:
         return replace(delivery, body=self._store.body(delivery.name, delivery.token))

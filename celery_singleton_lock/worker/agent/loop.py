@@ -217,6 +217,7 @@ class Agent:
             reject=self.republisher.reject,
             preempt=preempt,
             is_here=lambda token: dispatcher.in_flight.of(token) is not None,
+            doubt=dispatcher.pool_exit.ends.doubt,
         )
         self._releases = ReleaseAfterProcessDeath(
             store,
@@ -238,7 +239,10 @@ class Agent:
             store,
             worker,
             ends=dispatcher.pool_exit.ends,
-            in_hand=lambda: [*dispatcher.in_flight.by_token],
+            in_hand=lambda: [
+                *self.inbox.arrived(),
+                *(each.lock_header for each in dispatcher.in_flight.in_hand()),
+            ],
             commands=commands,
             tell=self.tell,
             schema=schema,
@@ -523,6 +527,7 @@ class Agent:
             case EndUnique() as command:
                 unique, task_id = command.unique, command.task_id
                 self.store.withdraw(unique.lock, unique.key, task_id, command.retries, ended=True)
+                self._data_loss.note_unique_end(command)
             case TrackReservation() as command:
                 self._revokes.track(command)
             case ReportLoss() as command:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.lock_view import Parked, WaitsFor, reason_in
-from celery_singleton_lock.core.model import CLAIM_UNANSWERED, Claim, Owner, Reply, Verdict
+from celery_singleton_lock.core.model import Claim, Owner, Reply, Verdict
 from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.unique import UniqueCall
 from celery_singleton_lock.errors import BackendError, LockUnusable
@@ -169,7 +169,9 @@ class Parking:
         self._report(request, reply, answer.asked_at)
         self._timers.note(answer.lock, reply)
         if reply.verdict is Verdict.WAITING:
-            self._data_loss.track(answer.message)
+            header = request.lock_header
+            attempt = header.attempt if header.lock_set is not None else ""
+            self._data_loss.track(answer.message._replace(attempt=attempt))
         if request.lock_header.lock_set is not None and reply.verdict in _KEPT | {Verdict.DONE}:
             self.leave_previous_queue(LeavePreviousQueue(request))
 
@@ -225,7 +227,7 @@ class Parking:
         owner = Owner(header.token, header.attempt, header.task, self._worker)
         claim = claim_of(header, options)
         if request.is_unanswered:
-            claim = claim._replace(copy=CLAIM_UNANSWERED)
+            claim = claim._replace(unanswered=True)
         return owner, claim, message
 
     def _rest_of_wait(self, header: LockHeader, timeout: float | None) -> float | None:

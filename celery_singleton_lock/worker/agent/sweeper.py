@@ -114,16 +114,17 @@ class Sweeper:
             names, worker=self._inbox.taker(), realm=self._realm, patience=PATIENCE
         )
         for name, seconds in messages.next_starts.items():
-            self._timers.set(name, seconds)
+            self._timers.restart(name, seconds)
         for _, group in groupby(messages, attrgetter("name")):
             self._republisher.send_on(list(group))
 
     def sweep_at_timer(self, command: SweepLock) -> None:
         """Sweep a lock whose rate allows the next start now."""
         if self._timers.is_due(command.name) and not self._inbox.retired:
+            began = self._clock.monotonic()
             self.swept += 1
             self.sweep_locks([command.name])
-            self._timers.forget(command.name)
+            self._timers.forget(command.name, began)
 
     def record(self, command: RecordPublished) -> None:
         """Delete messages that the broker has, and sweep their lock; queue others again."""

@@ -125,10 +125,9 @@ class Deliveries:
         self._leases.forget_token(delivery.token)
 
     def _end_again(self, request: LockedRequest) -> None:
-        """Release a message that has already run here: Redis has lost the record of its end."""
+        """Release a message that has already run here: Redis has no record of its end."""
         logger.warning(
-            "%s has ended here, and the locks' Redis has lost the record of that: it does not run "
-            "again",
+            "%s has ended here, and the locks' Redis has no record of that: it does not run again",
             request,
         )
         request.move(Stage.ENDED)

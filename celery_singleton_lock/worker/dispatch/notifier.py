@@ -196,7 +196,13 @@ class Notifier:
 
     def closed(self, request: LockedRequest, not_started: NotStarted) -> None:
         """Report that a task has closed its lock for a time, and runs again later."""
-        event = LockClosed(*about(request), seconds=not_started.closed_for, why=not_started.reason)
+        event = LockClosed(
+            not_started.lock,
+            request.task.name,
+            request.id,
+            seconds=not_started.closed_for,
+            why=not_started.reason,
+        )
         self.tell(request, event)
         logger.info(
             "Task %s runs again later: it has closed the lock %r for %g s%s",

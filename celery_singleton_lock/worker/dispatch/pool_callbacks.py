@@ -291,7 +291,7 @@ class PoolCallbacks:
         self._notifier.closed(request, not_started)
         self._pool_exit.left(request, began=True, gone=False)
         # If Redis has the message, the release has queued it again.
-        if header.granted and not header.acks_early:
+        if header.granted and not header.acks_early and not not_started.lost:
             request.move(Stage.ENDED)
             task_ready(request)
         else:
@@ -310,6 +310,8 @@ class PoolCallbacks:
         """Park, hold or acknowledge the message of a task that was not run."""
         match not_started.outcome:
             case Outcome.PARK | Outcome.TWIN | Outcome.AGAIN:
+                if request.lock_header.granted:  # Redis has lost its message; it may have run
+                    request.lock_header = unanswered(request.lock_header)
                 self._blocked.park(request)
             case Outcome.GONE:
                 self.unclaimed += 1
@@ -349,14 +351,14 @@ class PoolCallbacks:
             # delays it.
             request.move(Stage.ENDED)
             task_ready(request)
-            name, reason = not_started.refused, not_started.reason
+            name, reason = not_started.lock, not_started.reason
             delay = self._held.refused_stored(request, reason, name)
             again = Reservation(name, delay, self._clock.monotonic())
             return self._commands.put(Release(header, Ending.REFUSED, kept=again))
         if header.granted:  # it is not known whether the claim reached Redis
             request.lock_header = unanswered(header)
         if refused:
-            return self._held.hold_refused(request, not_started.reason, not_started.refused)
+            return self._held.hold_refused(request, not_started.reason, not_started.lock)
         return self._held.hold_unanswered(request, not_started.reason)
 
 

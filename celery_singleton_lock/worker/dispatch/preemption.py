@@ -23,7 +23,7 @@ logger: Final = logging.getLogger(__name__)
 
 SIGNAL_AGAIN: Final = 0.25
 """Seconds after which a task is interrupted again; they double each time. An interruption has no
-effect while Celery's own code runs, such as that which stores results."""
+effect while Celery's own code runs, such as that which stores results, nor in a ``__del__``."""
 
 KILL_AGAIN: Final = 1.0
 """Seconds after which a process that could not be stopped is tried again."""

@@ -59,7 +59,7 @@ class RecentEnds:
         self._doubted_at = self._clock.monotonic()
 
     def forgotten(self, token: str) -> bool:
-        """Return whether a delivery has ended here and Redis may have lost the record of its end.
+        """Return whether a delivery has ended here and Redis may have no record of its end.
 
         If Redis has lost no data, a message that it delivers again must run again: its lease has
         expired, or an operator has put it back into the queue.

@@ -205,10 +205,12 @@ def _runs_body(frame: Any) -> bool:
     """Return whether the function of a task runs, and not Celery's code before or after it.
 
     That code stores results and sends the next task of a chain. If it is interrupted, the task ends
-    a second time.
+    a second time. Nor does it run while Python deletes an object: exceptions are ignored there.
     """
     called = None
     while frame is not None:
+        if frame.f_code.co_name == "__del__":
+            return False
         if frame.f_code.co_name == "trace_task" and _module_of(frame) == "celery.app.trace":
             return called is not None and _is_body(called)
         called, frame = frame, frame.f_back

@@ -119,11 +119,12 @@ class MultiLockTracer:
         ending: Ending,
         lock: TaskLock | None,
         kept: Reservation | None = None,
-    ) -> None:
-        """Release all locks that are held."""
-        held = {each.name: each for each in getattr(lock, "locks", ())}
-        for each in in_order_of_release(header):
-            self._tracer.leave(each, ending, held.get(each.name), kept)
+    ) -> bool:
+        """Release all locks that are held; return whether Redis has lost the parked message."""
+        held, lost = {each.name: each for each in getattr(lock, "locks", ())}, False
+        for each in in_order_of_release(header):  # the last one is that of the parked message
+            lost = self._tracer.leave(each, ending, held.get(each.name), kept)
+        return lost
 
     def _take(
         self, store: LockStore, header: LockHeader, each: list[LockHeader], options: LockOptions
@@ -267,7 +268,8 @@ class MultiLockTracer:
             further = how_far(header, taken)
             reason, waits_for = why_busy(name, reply), reason_in(reply)
             raise NotStarted(outcome, reason, reply.rank, further, waits_for)
-        if outcome is Outcome.GONE:
+        has_lost_message = outcome is Outcome.AGAIN and reply is not None
+        if outcome is Outcome.GONE or has_lost_message:
             self._give_back([one for one in each if not one.granted])
         elif outcome is not Outcome.AGAIN:
             self._give_back(each[:busy])

@@ -94,8 +94,8 @@ class LockSetTaker(Protocol):
         ending: Ending,
         lock: TaskLock | None,
         kept: Reservation | None = None,
-    ) -> None:
-        """Release all locks that are held."""
+    ) -> bool:
+        """Release all locks that are held; return whether Redis has lost the parked message."""
         ...
 
 
@@ -197,7 +197,7 @@ class LockTracer:
             reply = self._store().claim(owner_of(header), header.name, CLAIM_LEASE)
         except BackendError:
             return False
-        return reply.verdict is Verdict.ABSENT
+        return reply.verdict is Verdict.ABSENT and not reply.lost
 
     def _take(self, header: LockHeader, options: LockOptions) -> TaskLock | None:
         """Acquire and return the only lock of a task; return None to run without it."""
@@ -271,7 +271,7 @@ class LockTracer:
             return None
         if outcome is Outcome.FAIL_BACKEND:
             raise error
-        raise NotStarted(outcome, str(error), refused=name) from error
+        raise NotStarted(outcome, str(error), lock=name) from error
 
     def outcome(
         self,
@@ -322,13 +322,13 @@ class LockTracer:
                 ending = Ending.KEEP if kept else ending
         except Reject as reject:
             ending = ending_of_reject(reject, header)
-            self.leave(header, ending, lock)
+            if self.leave(header, ending, lock):
+                return _again()
             raise
         except Exception:
             self.leave(header, ending, lock)
             raise
-        self.leave(header, ending, lock, kept)
-        return outcome
+        return _again() if self.leave(header, ending, lock, kept) else outcome
 
     def _run(self, run: Run, lock: TaskLock, options: LockOptions) -> Any:
         """Run the task. If a newer call preempts it, it ends as REVOKED."""
@@ -365,11 +365,12 @@ class LockTracer:
             return ignored(later)
         told, ended = described(whose(header), later.why), _clock.monotonic()
         close = Reservation(told, later.seconds, ended)
-        locks = {one.name: one for one in getattr(lock, "locks", (lock,))}
-        for one in each:
+        locks, lost = {one.name: one for one in getattr(lock, "locks", (lock,))}, False
+        for one in each:  # the last one is that of the parked message
             closes = close if one.name == name else None
-            self.leave(one, Ending.LATER, locks.get(one.name), closes)
-        return ignored(NotStarted(Outcome.LATER, later.why, closed_for=later.seconds))
+            lost = self.leave(one, Ending.LATER, locks.get(one.name), closes)
+        why, seconds = later.why, later.seconds
+        return ignored(NotStarted(Outcome.LATER, why, closed_for=seconds, lock=name, lost=lost))
 
     def _reservation(
         self, run: Run, header: LockHeader, outcome: Any, options: LockOptions
@@ -391,12 +392,15 @@ class LockTracer:
         ending: Ending,
         lock: TaskLock | None = None,
         kept: Reservation | None = None,
-    ) -> None:
+    ) -> bool:
         """Release the lock. If a soft time limit expires meanwhile, try once more.
 
         If Redis does not answer, the worker's main process releases the lock as soon as it answers.
         Otherwise an outage of one second would hold the lock for a whole lease, or make a task run
         again that has ended.
+
+        Returns:
+            Whether the message was parked and must run again, and Redis has lost it.
         """
         if header.lock_set is not None:
             return self.multi_lock_tracer.leave(header, ending, lock, kept)
@@ -406,8 +410,9 @@ class LockTracer:
             except SoftTimeLimitExceeded:
                 continue
             except BackendError as error:
-                return self._not_released(header, ending, kept, error)
-        return None
+                self._not_released(header, ending, kept, error)
+                return False
+        return False
 
     def _not_released(
         self, header: LockHeader, ending: Ending, kept: Reservation | None, error: BackendError
@@ -424,14 +429,14 @@ class LockTracer:
 
     def _release(
         self, header: LockHeader, ending: Ending, lock: TaskLock | None, kept: Reservation | None
-    ) -> None:
+    ) -> bool:
         mark = may_be_copied(header, _clock.monotonic(), self._done_for)
         expired = lock is not None and not lock.expires_in
         # With a rate, the reply tells when the next waiter may start.
         has_rate = lock is not None and bool(lock.rates)
         waits = ending is not Ending.FINAL or kept or mark or has_rate or not self._may_defer()
         if not waits and self._late_releases.send(header, expired=expired):
-            return
+            return False
         reply = self._store().release(
             header.name,
             header.token,
@@ -442,6 +447,7 @@ class LockTracer:
             mark=mark,
         )
         self._report(header, reply, expired=expired)
+        return reply.lost and header.granted and not header.acks_early
 
     def tell_next_start(self, name: str, reply: Reply) -> None:
         """Report when the next waiter may start, if the rate, a pause or a close says so."""
@@ -466,6 +472,11 @@ class LockTracer:
             )
             self._announce(notice_of_loss(header))
         return None
+
+
+def _again() -> Any:
+    """Return what Celery's tracer returns for a task whose message is parked again."""
+    return ignored(NotStarted(Outcome.AGAIN, "Redis has lost its message"))
 
 
 def _is_held_by_sender(header: LockHeader, reply: Reply) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from celery_singleton_lock.core.model import CLAIM_UNANSWERED, Ending, Verdict
+from celery_singleton_lock.core.model import Ending, Verdict
 from celery_singleton_lock.core.owner_token import base_of
 from support.script_model.invariants.facts import ends_unanswered, grants, reservations, verb
 from support.script_model.snapshot import LockState
@@ -139,14 +139,14 @@ OUTCOMES: dict[str, Callable[[Seen], Any]] = {
     ),
     "a message with an unanswered claim is there already": lambda s: (
         s.step.asker
-        and s.step.asker.claim.copy == CLAIM_UNANSWERED
+        and s.step.asker.claim.unanswered
         and s.step.token not in s.before.standing
         and s.verdict is Verdict.WAITING
         and s.step.asker.base in s.before.bodies
     ),
     "a message with an unanswered claim comes when its delivery is gone": lambda s: (
         s.step.asker
-        and s.step.asker.claim.copy == CLAIM_UNANSWERED
+        and s.step.asker.claim.unanswered
         and s.step.asker.base in s.after.bodies.keys() - s.before.bodies.keys()
         and s.step.token not in s.before.valid(s.world.now)
     ),

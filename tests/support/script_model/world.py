@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from celery_singleton_lock.core.model import (
-    CLAIM_UNANSWERED,
     Claim,
     Ending,
     Owner,
@@ -386,7 +385,8 @@ class World:
         again = Asker(
             first.owner._replace(token=token),
             first.claim._replace(
-                copy=CLAIM_UNANSWERED,
+                copy=first.claim.copy or max(place, 1),
+                unanswered=True,
                 place=place,
                 max_waiting=None,
                 replace=False,

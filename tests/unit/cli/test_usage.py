@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 from celery import Celery
 from click.testing import CliRunner
 
+from celery_singleton_lock.admin.select_parked import Tally
 from celery_singleton_lock.cli import locks, main, render
+from celery_singleton_lock.cli.bulk_commands import tell_tally
 from celery_singleton_lock.cli.commands import COMMANDS
 
 NOBODY = "redis://localhost:1/0"
@@ -124,3 +127,11 @@ def test_why_refuses_an_empty_id_as_a_script_with_an_unset_variable_gives_it(tas
     monkeypatch.setattr("celery_singleton_lock.cli.show_commands.why", pytest.fail)
     ran = CliRunner().invoke(main, ["--backend", NOBODY, "why", task_id])
     assert (ran.exit_code, "TASK_ID is empty" in ran.output) == (2, True), ran.output
+
+
+def test_a_lock_of_which_no_task_was_changed_is_not_in_the_count(capsys):
+    """A drain told "0  account:7" if a worker had parked all of its tasks again."""
+    tally = Tally(Counter({"account:7": 0, "account:42": 2}))
+    tell_tally(tally, "sent to the broker", machine=False)
+    told = capsys.readouterr().out
+    assert [line.split()[:2] for line in told.splitlines()] == [["2", "account:42"], ["2", "sent"]]

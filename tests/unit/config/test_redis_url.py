@@ -95,9 +95,9 @@ def test_several_servers_are_refused_whole_and_without_passwords():
 def test_the_realm_of_a_broker_is_the_same_in_every_version():
     """It is part of keys: a worker of the next version must find what this one has parked."""
     assert realm_of("redis://h") == "65c484631093"
-    assert realm_of("redis://h", "") == realm_of("redis://h")
+    assert realm_of("redis://h", {"visibility_timeout": 1}) == realm_of("redis://h")
     assert realm_of("amqp://u:p@h:5672//") == "398375849e92"
-    assert realm_of(["sentinel://a", "sentinel://b:1/2"], "mine") == "366278ee8112"
+    assert realm_of(["sentinel://a", "sentinel://b:1/2"], {"master_name": "mine"}) == "366278ee8112"
     assert realm_of("sqs://h/x") == "83544446fbb3"
     assert realm_of("redis+socket:///s?virtual_host=1") == "5d1d5064785b"
     assert realm_of("redis+socket:///s?db=1") == "5d1d5064785b"
@@ -125,7 +125,16 @@ def test_of_a_brokers_options_only_those_count_that_name_the_database():
 
 def test_of_sentinels_the_masters_name_counts_as_well():
     """They may watch several."""
-    assert len({realm_of("sentinel://a", name) for name in ("", "mine", "yours")}) == 3
+    names = ("", "mine", "yours")
+    assert len({realm_of("sentinel://a", {"master_name": name}) for name in names}) == 3
+
+
+@pytest.mark.parametrize("option", ["global_keyprefix", "queue_name_prefix"])
+def test_a_prefix_of_all_queues_makes_another_broker(option):
+    """Of Redis, and of SQS and others: queues of one name are two queues."""
+    realms = {realm_of("redis://h", {option: prefix}) for prefix in ("", "staging:", "prod:")}
+    assert len(realms) == 3
+    assert realm_of("redis://h") in realms
 
 
 def test_an_address_without_a_scheme_has_none():

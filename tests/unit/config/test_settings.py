@@ -304,6 +304,8 @@ def test_ends_are_remembered_for_one_visibility_timeout(options, seconds):
         ("lock_leese", "Did you mean lock_lease?"),
         ("lock_expiry", "Did you mean lock_lease?"),
         ("lock_ttl", "Did you mean lock_lease?"),
+        ("lock_rate_limit", "Did you mean lock_rate?"),
+        ("lock_policy", "Did you mean lock_on_conflict?"),
         ("lock_concurrency", "Did you mean lock_limit?"),
         ("lockkey", "Write 'lock_key'."),
         ("LOCK_KEY", "Write 'lock_key'."),

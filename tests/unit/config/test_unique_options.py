@@ -28,6 +28,7 @@ def test_uniqueness_ends_at_the_start_at_the_end_or_after_seconds(until):
     [
         ({"lock_unique": True}, "or None"),
         ({"lock_unique": "started"}, '"until_started", "until_done"'),
+        ({"lock_unique": "10m"}, "or None: use 600."),
         ({"lock_unique": []}, "must be a number of seconds, not list"),
         ({"lock_unique": 0}, "must be above 0"),
         ({"lock_unique": float("nan")}, "must be above 0"),

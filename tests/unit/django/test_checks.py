@@ -91,6 +91,20 @@ def test_a_misspelt_prefix_is_an_error(name):
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("SINGLETON_LOCK_LEASE", "has no effect. Did you mean CELERY_SINGLETON_LOCK_LEASE?"),
+        ("SINGLETON_LOCK_LEESE", "Did you mean CELERY_SINGLETON_LOCK_LEASE?"),
+    ],
+)
+def test_a_setting_without_the_namespace_is_an_error_before_a_worker_refuses_it(name, says):
+    with django_project.project(CACHES=CACHES, **{name: 20, "LOCK_MODE": "own"}):
+        (found,) = checks.run_checks(tags=[TAG])
+    assert found.id == f"{TAG}.E001"
+    assert says in found.msg
+
+
 def messages_of(app, monkeypatch):
     """Return the messages of the checks before a deploy for this app."""
     monkeypatch.setattr(django_checks, "current_app", SimpleNamespace(_get_current_object=app))

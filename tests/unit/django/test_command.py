@@ -101,6 +101,17 @@ def test_call_command_prints_to_stdout(held):
     assert lock["name"] == "account:1"
 
 
+@pytest.mark.parametrize("command", [("why", "no-such-task"), ("doctor",), ("doctor", "--quick")])
+def test_no_command_ends_the_program_that_calls_it(command):
+    """SystemExit passed ``except Exception``: the rest of the program did not run, silently."""
+    try:
+        called(*command)
+        status = 0
+    except CommandError as error:
+        status = error.returncode
+    assert status == manage(*command)
+
+
 def test_without_an_app_of_the_project_it_fails(capsys, monkeypatch):
     """Celery's default app would show no locks, which would be misleading."""
     _state._set_current_app(None)

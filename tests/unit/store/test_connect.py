@@ -160,6 +160,20 @@ def test_an_option_that_no_connection_takes_is_refused_before_one_is_made(url, o
         connect(parse_backend_url(url), options, patience=0.5)
 
 
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("redis://h?ssl_cert_reqs=none", {}),
+        ("redis://h", {"ssl_cert_reqs": "none"}),
+        ("redis://h", {"ssl": True}),
+        ("rediss://h", {"ssl": True}),
+    ],
+)
+def test_an_option_of_tls_without_tls_says_what_the_url_must_be(url, options):
+    with pytest.raises(ConfigurationError, match=r"has 'ssl\w*', .*for TLS write rediss://\.$"):
+        connect(parse_backend_url(url), options, patience=0.5)
+
+
 def test_an_option_that_no_client_of_a_cluster_takes_is_refused():
     """redis-py would let it pass, without effect, and nobody would learn of it."""
     address = parse_backend_url("redis+cluster://h")

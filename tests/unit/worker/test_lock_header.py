@@ -12,6 +12,7 @@ from celery_singleton_lock.worker.lock_header import (
     MOST_OF_NOTICE,
     NO_HEADER,
     LockHeader,
+    as_copy,
     attempt_of,
     doubted,
     end_in,
@@ -60,6 +61,21 @@ def test_a_copy_stays_one_however_short_it_was_held():
     """What the broker has said is not taken back."""
     header = LockHeader("a", "t.0", "id/0/0", "task", "w", created_at=1000.0, copy=True)
     assert doubted(header, 1000.0, 60.0) is header
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        ({}, {"copy": True, "first_place": 7}),
+        ({"first_place": 3}, {"copy": True, "first_place": 3}),
+        ({"copy": True}, {"copy": True, "first_place": 0}),
+    ],
+    ids=["arrived at its place", "requeued", "redelivered"],
+)
+def test_a_message_that_is_parked_again_is_no_copy_of_what_ended_before_it_arrived(known, expected):
+    """Unless the broker may have delivered it before."""
+    header = LockHeader("a", "t.0", "id/0/0", "task", "w", place=7, **known)
+    assert as_copy(header) == header._replace(**expected)
 
 
 @pytest.mark.parametrize("task_id", ["x", "shop/x", ""])

@@ -129,6 +129,7 @@ elseif not verdict and not first and is_full(max_waiting) then
   verdict = 'full'
 elseif not verdict then
   verdict = 'waiting'
+  rec.waited = attempt ~= '' and '1' or nil -- the broker still has the message, and may deliver it again before the end
   enqueue(token, rec, 'waiting')
 end
 -- While the caller was in the queue, the others may have waited because of its cost.

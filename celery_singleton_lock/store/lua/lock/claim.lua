@@ -36,4 +36,4 @@ local verdict = where and (lease_end(token) and 'granted' or 'waiting') or 'abse
 if verdict == 'granted' and delete_message ~= '0' then redis.call('HDEL', bodies, base_of(token)) end
 if verdict == 'granted' and delete_message == '1' and twin then redis.call('HDEL', bodies, base_of(twin)) end
 finish()
-return answer(verdict, token, rec)
+return answer(verdict, token, rec, not rec and not has_trace(token))

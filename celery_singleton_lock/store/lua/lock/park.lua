@@ -1,10 +1,10 @@
 -- park: store a message and queue it at its place; grant it at once if the lock is free and it is first.
 -- KEYS: lock
--- ARGV: name token lease_ms limit_arg place_us max_waiting copy attempt task worker host pid claim_ms body realm route wait_ms on_full returns
+-- ARGV: name token lease_ms limit_arg place_us max_waiting copy unanswered attempt task worker host pid claim_ms body realm route wait_ms on_full returns
 --   place_us = time of arrival, 0 = now; wait_ms empty = wait for ever; on_full replace = replace the
---   oldest message of this task; copy 1 = this may be a duplicate delivery; 3 = Redis did not answer the claim of the
---   delivery `token`, which has not begun and ends now; a time in microseconds = this may be a duplicate delivery of
---   a message that first arrived at that time; else 0; realm and route = broker and queue;
+--   oldest message of this task; copy 1 = this may be a duplicate delivery; a time in microseconds = this may be a duplicate
+--   delivery of a message that first arrived at that time; else 0; unanswered 1 = the delivery `token` ends now: Redis did
+--   not answer its claim, or its task has run and runs again later; realm and route = broker and queue;
 --   returns = deliveries that came back
 -- REPLY: answer WAITING FULL DONE TWIN TOO_COSTLY
 lock = name
@@ -20,7 +20,7 @@ local verdict, reserved, first
 local settles = wanted_flow and wanted_flow.settle
 local follows = wanted_flow and wanted_flow.follow
 local about = {parked = '1', realm = realm, queue = route, task = task}
-if copy == '3' and where == 'holder' then -- its claim may have deleted the stored message
+if unanswered == '1' and where == 'holder' then -- its claim may have deleted the stored message
   verdict, alone, rec.settled = 'waiting', false, nil
   rec.realm, rec.queue = realm, route -- with several locks, the message may have been stored elsewhere
   rec.wait = wait_ms ~= '' and wait_ms or nil
@@ -65,7 +65,7 @@ end
 
 if not verdict then
   -- A repeated call must not end its delivery, nor a late call for an earlier one.
-  if copy == '3' and not where then token = base .. '.' .. now_text end
+  if unanswered == '1' and not where then token = base .. '.' .. now_text end
   verdict = 'waiting'
   alone = false
   redis.call('HSET', bodies, base, body)

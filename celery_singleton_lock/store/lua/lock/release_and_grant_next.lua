@@ -8,6 +8,7 @@
 --   later = its message queues again at its place, and its wait continues; unless keep_ms is empty, the lock is
 --   closed for keep_ms, and keep_for says why;
 --   return = like again, if it has not begun; offer = likewise, if another worker has a free slot for it;
+--   repeat = like final, for an end that Redis may have lost, unless the task runs again in another worker;
 --   mark 1 = remember the end even if no copy of the message is known
 -- REPLY: answer RELEASED ABSENT GRANTED
 lock = name
@@ -42,7 +43,10 @@ local where = standing(token, rec)
 local verdict = where and 'released' or 'absent'
 local held_it = where == 'holder' and lease_end(token) > now
 local own = worker
-if ending == 'offer' then
+local runs_elsewhere = held_it and rec.state == 'running' and rec.worker ~= worker
+if ending == 'repeat' then
+  own = ''
+elseif ending == 'offer' then
   own, slots[worker] = '', math.min(free_slots(worker), 0)
 elseif held_it and rec.state == 'running' then
   freed = 1
@@ -50,7 +54,8 @@ end
 local returns = ending == 'return' or ending == 'offer'
 local begun = held_it and not (rec.state == 'granted' and rec.parked)
 local taken = ending == 'return' or ending == 'offer' and held_it and not begun and idle_worker(rec, own)
-if held_it and (ending == 'cancel' or returns and (begun or not taken)) or where and returns and rec.ended_by then
+if held_it and (ending == 'cancel' or returns and (begun or not taken)) or where and returns and rec.ended_by
+  or ending == 'repeat' and runs_elsewhere then
   verdict = 'granted'
 elseif where then
   if where == 'holder' then leave_holders(token, rec) else unqueue(token, rec) end
@@ -67,7 +72,7 @@ elseif where then
     rec.refused = keep_for
     end_delivery(token, rec, tonumber(keep_ms))
   elseif ending ~= 'reject' then
-    remember_end(token, rec, tonumber(done_ms), mark == '1')
+    remember_end(token, rec, tonumber(done_ms), mark == '1' or rec.waited and rec.state == 'running')
     forget(token, rec)
     if ending == 'keep' and held_it then reserve(keep_for, tonumber(keep_ms), rec, own) end
     if ending == 'hold' and held_it then hold_permit(token, rec, tonumber(keep_ms)) end
@@ -78,4 +83,5 @@ end
 sweep(own)
 grant_waiters(own)
 finish()
-return answer(verdict, token, rec)
+local wanted = ending == 'offer' or ending == 'again' or ending == 'later' -- it must run again
+return answer(verdict, token, rec, wanted and not rec and not has_trace(token))

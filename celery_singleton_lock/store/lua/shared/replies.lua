@@ -28,7 +28,8 @@ local function told_holder(first, rec)
   return first
 end
 
-local function answer(verdict, token, rec)
+-- `lost`: the verdict is absent, since Redis has lost the message.
+local function answer(verdict, token, rec, lost)
   local first = redis.call('ZRANGE', holders, 0, 0, 'WITHSCORES')
   local next_look_ms = first[2] and tonumber(first[2]) - now or 0
   if verdict == 'granted' or verdict == 'released' or verdict == 'charged' then -- with the time of the next start, for a timer
@@ -41,7 +42,7 @@ local function answer(verdict, token, rec)
   end
   if verdict == 'too_costly' then return line(verdict, '0', 0, 0, 0, rates.excess(rec), '') end
   local rank = not alone and redis.call('ZRANK', queue, token)
-  local reason, till = '', nil
+  local reason, till = lost and 'lost' or '', nil
   if verdict == 'waiting' or verdict == 'blocked' or verdict == 'full' then
     reason, till = told_reason(kept_for_me and redis.call('ZCARD', holders) - 1)
     if verdict == 'blocked' and reason == 'holder' and rates and wanted_flow and wanted_flow.ends_at_rate then

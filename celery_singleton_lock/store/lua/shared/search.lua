@@ -109,16 +109,22 @@ local function is_done(member)
   return till and tonumber(till) > now
 end
 
-local FIRST_PLACE = 4 -- lower values of `copy` are not a time
+-- Whether a delivery without a record has left a trace: its task has ended, or its message was sent, or is stored under
+-- a later token. Without a trace, Redis has lost its data.
+local function has_trace(token)
+  local base = base_of(token)
+  return is_done(base) or is_done('sent:' .. base) or has_body(base)
+end
+
 local CLOCK_MS = 1000 -- the clocks of a worker and of this server differ by less
 
--- Whether the attempt of a message that may be a copy has ended. If `copy` is a time in microseconds, the
+-- Whether the attempt of a message that may be a copy has ended. If `copy` is not 1 but a time in microseconds, the
 -- message is known to have arrived first then. An end before that is the end of another call with its id.
 local function has_ended(attempt, copy)
   local first = tonumber(copy)
-  if copy ~= '1' and copy ~= '3' and first < FIRST_PLACE or not is_done(attempt) then return false end
+  if first == 0 or not is_done(attempt) then return false end
   local earlier = redis.call('ZSCORE', done, 'end:' .. attempt)
-  if first < FIRST_PLACE or not earlier then return true end
+  if first == 1 or not earlier then return true end
   local till = tonumber(redis.call('ZSCORE', done, attempt))
   local ended = till - END_SHARE * (till - earlier)
   return ended >= math.floor(first / 1000) - CLOCK_MS

@@ -23,6 +23,7 @@
 --   twin       token of a duplicate delivery, whose message is stored with this record
 --   copy       1 if this may be a duplicate delivery
 --   copied     1 if a duplicate of this message was acknowledged
+--   waited     1 if its task has waited in its slot
 --   indexed    1 if the index has an entry for it
 --   by         attempt whose message replaced this one
 --   bytes      of its stored message, while they count in the sum of its route

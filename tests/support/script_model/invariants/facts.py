@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import NoReturn
 
-from celery_singleton_lock.core.model import CLAIM_UNANSWERED, Claim
+from celery_singleton_lock.core.model import Claim
 from celery_singleton_lock.core.owner_token import base_of
 from celery_singleton_lock.store.worker_operations import DEFER as DEFER_SECONDS
 from support.script_model.snapshot import LockState
@@ -74,13 +74,13 @@ def reservations(state: LockState) -> set[str]:
 
 def ends_unanswered(world: World, step: Step, before: LockState) -> bool:
     """Whether this step ends a delivery whose claim was not answered. It has not begun."""
-    told = step.asker is not None and step.asker.claim.copy == CLAIM_UNANSWERED
+    told = step.asker is not None and step.asker.claim.unanswered
     return told and verb(step) == "park" and step.token in before.valid(world.now)
 
 
 def comes_unanswered(step: Step, before: LockState, after: LockState) -> bool:
     """Whether this step stores a message whose delivery with the unanswered claim is gone."""
-    told = step.asker is not None and step.asker.claim.copy == CLAIM_UNANSWERED
+    told = step.asker is not None and step.asker.claim.unanswered
     return told and verb(step) == "park" and step.asker.base in after.bodies.keys() - before.bodies
 
 

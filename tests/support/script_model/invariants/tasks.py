@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from celery_singleton_lock.core.model import CLAIM_UNANSWERED, Ending, Verdict
+from celery_singleton_lock.core.model import Ending, Verdict
 from celery_singleton_lock.core.owner_token import base_of
 from support.script_model.invariants.facts import (
     DELAY,
@@ -56,9 +56,9 @@ def settled_attempts_do_not_come_back(world: World, step: Step) -> None:
 
 def _may_be_copy_of_ended(ledger: Ledger, attempt: str, copy: int) -> bool:
     """Whether a message can be a copy of the ended one: if it is known to be later, it is not."""
-    if copy > CLAIM_UNANSWERED:
+    if copy > 1:
         return ledger.ended.get(attempt, 0) >= copy // 1000 - CLOCK_MS
-    return copy in {1, CLAIM_UNANSWERED}
+    return copy == 1
 
 
 def an_attempt_is_here_once(world: World, step: Step) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 
-from celery_singleton_lock.core.model import Ending, Identity
+from celery_singleton_lock.core.lock_set import LockSet, Part
+from celery_singleton_lock.core.model import Ending, Identity, Reply, Verdict
+from celery_singleton_lock.core.unique import UniqueCall
 from celery_singleton_lock.errors import BackendRefused
 from celery_singleton_lock.events import ParkedLost
 from celery_singleton_lock.worker.agent import data_loss
 from celery_singleton_lock.worker.agent.loop import (
     BEAT,
 )
-from celery_singleton_lock.worker.agent_commands import Park
+from celery_singleton_lock.worker.agent_commands import EndUnique, Park
 from celery_singleton_lock.worker.dispatch.recently_ended import REMEMBERED
 from support.agent_fakes import (
+    delivery,
     errors,
     header,
     request,
@@ -37,6 +40,12 @@ def park_two(agent, clock):
 def emptied(store):
     """Return how a Redis is known that has lost its data."""
     store.identities.append(Identity(("new marker",), frozenset({"run"})))
+
+
+def of_two_locks(base):
+    """Return the lock header of a delivery that was parked at the second of two locks."""
+    parts = (Part("first", f"{base}a.0"), Part("second", f"{base}b.1"))
+    return header(f"{base}b.1")._replace(lock_set=LockSet(parts, at=1))
 
 
 def test_parked_messages_that_redis_has_lost_are_reported_once(agent, store, clock, seen, caplog):
@@ -94,11 +103,11 @@ def test_a_lost_release_is_repeated_and_confirmed(agent, store, dispatcher, cloc
     """The other workers then do not take what has ended here for lost."""
     rounds(agent, clock, 1)
     dispatcher.ends.note(header("ended.0"))
-    dispatcher.in_flight.by_token["running.3"] = None
+    dispatcher.in_flight.by_token["running.3"] = request("running.3")
     assert not dispatcher.ends.forgotten("ended.1")
     store.identities.append(Identity(("marker",), frozenset({"another run"})))
     rounds(agent, clock, 5)
-    assert ("release", "ended.0", Ending.FINAL) in store.calls
+    assert ("release", "ended.0", Ending.REPEAT) in store.calls
     assert store.asked("vouch") == [("vouch", "ended", "running")]
     assert dispatcher.ends.forgotten("ended.1")
     dispatcher.ends.note(header("later.0"))
@@ -106,6 +115,58 @@ def test_a_lost_release_is_repeated_and_confirmed(agent, store, dispatcher, cloc
     assert not dispatcher.ends.forgotten("later.1")
     clock.now += REMEMBERED
     assert dispatcher.ends.headers() == []
+
+
+def test_a_unique_call_that_ended_before_a_loss_does_not_count_for_an_hour(agent, store, clock):
+    """A replica without its end was promoted: calls like it were not sent, followers waited."""
+    rounds(agent, clock, 1)
+    agent._commands.put(EndUnique(UniqueCall("a", "key", until_start=False, most=3600), "id", 0))
+    rounds(agent, clock, 1)
+    for times in (2, 3):
+        store.identities.append(Identity(("marker",), frozenset({f"run {times}"})))
+        rounds(agent, clock, 20)
+        assert len(store.asked("withdraw")) == times
+    clock.now += REMEMBERED
+    store.identities.append(Identity(("marker",), frozenset({"a later run"})))
+    rounds(agent, clock, 20)
+    assert len(store.asked("withdraw")) == 3
+
+
+def test_a_task_that_runs_here_again_after_a_loss_keeps_its_lock(agent, store, dispatcher, clock):
+    """Redis had lost its end, and granted it once more. The next task would run beside it."""
+    rounds(agent, clock, 1)
+    dispatcher.ends.note(header("ended.0"))
+    dispatcher.in_flight.by_token["ended.1"] = request("ended.1")
+    store.identities.append(Identity(("marker",), frozenset({"another run"})))
+    rounds(agent, clock, 5)
+    assert store.asked("release") == []
+    assert store.asked("vouch") == [("vouch", "ended")]
+
+
+def test_a_task_with_several_locks_is_not_lost_where_it_was_parked_before(
+    agent, store, dispatcher, clock
+):
+    """The worker that has parked it at its first lock knows only the token of that lock."""
+    rounds(agent, clock, 1)
+    dispatcher.ends.note(of_two_locks("11111111"))
+    running = request("22222222b.1")
+    running.lock_header = of_two_locks("22222222")
+    dispatcher.in_flight.by_token["22222222b.1"] = running
+    store.identities.append(Identity(("marker",), frozenset({"another run"})))
+    rounds(agent, clock, 5)
+    ((_, *vouched),) = store.asked("vouch")
+    assert vouched == ["11111111a", "11111111b", "22222222a", "22222222b"]
+
+
+def test_a_grant_that_waits_for_a_busy_main_loop_is_not_lost(agent, store, clock, seen):
+    """As in a solo worker that runs a task: it parks the message again afterwards."""
+    rounds(agent, clock, 1)
+    seen.still = True
+    store.replies["arrived.1"] = Reply(Verdict.ABSENT, lost=True)
+    agent.inbox._arrive(delivery("arrived.1"))
+    store.identities.append(Identity(("marker",), frozenset({"another run"})))
+    rounds(agent, clock, 5)
+    assert store.asked("vouch") == [("vouch", "arrived")]
 
 
 def test_a_worker_that_ends_reports_a_loss_that_it_has_not_noticed_yet(agent, store, clock, caplog):

@@ -15,6 +15,7 @@ from celery_singleton_lock.worker.agent_commands import LookUp, Park
 from celery_singleton_lock.worker.agent_queue import REFUSED_RETRY
 from support.agent_fakes import (
     delivery,
+    header,
     request,
 )
 
@@ -135,6 +136,23 @@ def test_a_grant_does_not_wait_for_the_agent_if_it_is_idle(agent, store, seen):
     agent.inbox.receive()
     assert [found.token for found in seen.received] == ["a"]
     assert agent.counts()["delivered"] == 1
+
+
+def test_a_grant_that_comes_on_a_new_connection_may_be_of_a_task_that_has_ended(
+    agent, store, dispatcher
+):
+    """A replica was promoted at once: no call has failed but that which waited for a grant."""
+    dispatcher.ends.note(header("ended.0"))
+    agent.inbox.receive()
+    assert not dispatcher.ends.forgotten("ended.1")
+    store.fails["receive"] = BackendUnreachable()
+    agent.inbox.receive()
+    store.fails.clear()
+    dispatcher.ends.note(header("later.0"))
+    store.inbox = [delivery("ended.1")]
+    agent.inbox.receive()
+    assert dispatcher.ends.forgotten("ended.1")
+    assert dispatcher.ends.forgotten("later.1")
 
 
 def test_a_grant_waits_for_the_report_that_its_message_is_parked(agent, store, seen, dispatcher):

@@ -6,7 +6,7 @@ import pytest
 
 from celery_singleton_lock.core.lock_set import LockSet, Part
 from celery_singleton_lock.core.lock_view import Holder, WaitsFor
-from celery_singleton_lock.core.model import CLAIM_UNANSWERED, Ending, Reply, Verdict
+from celery_singleton_lock.core.model import Ending, Reply, Verdict
 from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.errors import BackendRefused, BackendUnreachable, LockUnusable
 from celery_singleton_lock.events import BackendDown, BackendUp
@@ -53,7 +53,7 @@ def test_a_message_with_an_unanswered_claim_ends_that_delivery_and_finds_room(ag
     agent._commands.put(Park(message))
     agent.run_once()
     [claim] = store.claims
-    assert (claim.copy, claim.max_waiting) == (CLAIM_UNANSWERED, None)
+    assert (claim.unanswered, claim.max_waiting) == (True, None)
 
 
 def test_a_message_that_is_too_long_is_refused_and_never_sent(agent, store, dispatcher):

@@ -7,7 +7,7 @@ import pytest
 from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.core.model import Reply, Verdict
 from celery_singleton_lock.errors import BackendUnreachable
-from celery_singleton_lock.worker.agent.rate_timers import LONGEST, MOST, RateTimers
+from celery_singleton_lock.worker.agent.rate_timers import LONGEST, MOST, TIMES, RateTimers
 from celery_singleton_lock.worker.agent_commands import NoteNextStart, SweepLock
 from celery_singleton_lock.worker.agent_queue import RETRY, AgentQueue
 from celery_singleton_lock.worker.lock_header import (
@@ -43,7 +43,7 @@ def test_a_lock_is_swept_when_its_rate_allows_the_next_start(timers, commands, c
     clock.now += 0.7
     assert commands.take(0) == [SweepLock("k")]
     assert timers.is_due("k")
-    timers.forget("k")
+    timers.forget("k", clock.now)
     assert not timers.is_due("k")
 
 
@@ -54,18 +54,58 @@ def test_other_waits_set_no_timer(timers, commands, clock, reply):
     assert commands.take(0) == []
 
 
-def test_a_lock_has_one_timer_the_earliest(timers, commands, clock):
-    """A thousand parked messages of one lock are one sweep."""
-    timers.set("k", 2.0)
+def test_a_thousand_parked_messages_of_one_lock_are_one_sweep(timers, commands, clock):
     for _ in range(1000):
         timers.set("k", 3.0)
+    clock.now += 3
+    assert commands.take(0) == [SweepLock("k")]
+    timers.forget("k", clock.now)
+    clock.now += 60
+    assert commands.take(0) == []
+
+
+def fire(timers, commands, clock):
+    """Return how often a lock is swept in ten seconds, if no sweep grants it."""
+    sweeps = 0
+    for _ in range(1000):
+        clock.now += 0.01
+        for command in commands.take(0):
+            if timers.is_due(command.name):
+                sweeps += 1
+                timers.forget(command.name, clock.now)
+    return sweeps
+
+
+def test_each_time_of_a_lock_is_swept_until_a_sweep_grants_it(timers, commands, clock):
+    """In any order of the replies."""
+    for seconds in (2.0, 3.0, 1.0, 2.0005):
+        timers.set("k", seconds)
+    assert fire(timers, commands, clock) == 3
+    for seconds in (2.0, 3.0, 1.0):
+        timers.set("k", seconds)
+    timers.restart("k", 4.0)
+    assert fire(timers, commands, clock) == 1
+
+
+def test_a_time_that_comes_while_redis_sweeps_is_swept_too(timers, commands, clock):
     timers.set("k", 1.0)
+    timers.set("k", 1.003)
     clock.now += 1
     assert commands.take(0) == [SweepLock("k")]
-    timers.forget("k")
-    clock.now += 2
+    began = clock.now
+    clock.now += 0.005
+    timers.forget("k", began)
+    assert timers.is_due("k")
     assert commands.take(0) == [SweepLock("k")]
-    assert not timers.is_due("k"), "what was set first is no timer of its own any more"
+
+
+def test_of_many_times_the_earliest_and_the_latest_are_kept(timers, commands, clock):
+    for number in range(100):
+        timers.set("k", 1 + number / 50)
+    clock.now += 2.9
+    assert timers.is_set("k")
+    clock.now -= 2.9
+    assert fire(timers, commands, clock) == TIMES
 
 
 def test_far_starts_and_too_many_locks_are_left_to_the_sweep_of_each_second(timers, commands):
@@ -103,6 +143,25 @@ def test_the_agent_sweeps_at_the_time_and_sets_the_next_timer(agent, store, cloc
     clock.now += 5
     agent.run_once()
     assert swept(store) == ["k", "k"]
+
+
+def test_a_start_that_a_late_claim_has_moved_is_not_up_to_a_second_late(agent, store, clock):
+    """The sweep at the time of the grant's reply grants nothing, and its reply has no time."""
+    store.next_starts = {"k": 0.121}
+    agent._commands.put(NoteNextStart("k", 0.1))
+    agent.run_once()
+    clock.now += 0.1
+    agent.run_once()  # grants one, and sets the timer
+    clock.now += 0.004
+    agent._commands.put(NoteNextStart("k", 0.121))  # of the reply to the claim
+    agent.run_once()
+    store.next_starts = {}
+    clock.now += 0.117
+    agent.run_once()
+    clock.now += 0.004
+    agent.run_once()
+    agent.run_once()
+    assert swept(store) == ["k", "k", "k"]
 
 
 def test_a_sweep_that_redis_did_not_answer_is_repeated(agent, store, clock):

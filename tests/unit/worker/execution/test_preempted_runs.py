@@ -149,14 +149,21 @@ def test_the_signal_interrupts_once_and_only_the_run_with_the_token(monkeypatch)
             interrupts._on_signal(12, None)
 
 
-@pytest.mark.parametrize("where", ["body", "retried", "signal", "hook"])
+@pytest.mark.parametrize("where", ["body", "retried", "signal", "hook", "deletion"])
 def test_only_the_body_of_a_task_is_interrupted(where):
-    """Celery's code around it would store a second end, and send the next task of a chain."""
+    """Celery's code around it would store a second end, and send the next task of a chain.
+
+    While an object is deleted, Python ignores exceptions: the task would run on until it is killed.
+    """
     app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
     seen = {}
 
     def look():
         seen[where] = interrupt._runs_body(sys._getframe())
+
+    class Deleted:
+        def __del__(self):
+            look()
 
     class Hooked(app.Task):
         def before_start(self, *_):
@@ -170,6 +177,8 @@ def test_only_the_body_of_a_task_is_interrupted(where):
     def run():
         if where in ("body", "retried"):
             look()
+        elif where == "deletion":
+            Deleted()
 
     app.finalize()
     if where == "signal":
