@@ -32,7 +32,7 @@ from celery_singleton_lock.store.operator.redis import RedisAdminStore
 pytestmark = [
     pytest.mark.property,
     pytest.mark.needs_real_redis("the invariants are the scripts'"),
-    pytest.mark.full("600"),
+    pytest.mark.full("300"),
 ]
 
 NAME, LEASE = "account:42", 600.0
@@ -63,7 +63,14 @@ class Machine(RuleBasedStateMachine):
         self.before: set[str] = set()
 
     def teardown(self):
-        self.store.close()
+        """Compare the audit once: it only grows, and reading it costs more than a step."""
+        try:
+            told = Counter[str]()
+            for entry in self.store.audit(1000):
+                told[entry["action"]] += entry["count"]
+            assert told == +self.steps
+        finally:
+            self.store.close()
 
     # -- what is there -----------------------------------------------------------------------------
 
@@ -269,8 +276,9 @@ class Machine(RuleBasedStateMachine):
         in_line = self.store.list_waiters(NAME, "queue").waiting
         assert self.paused or not in_line or len(held) >= limit, "nobody is granted"
 
-    @invariant()
-    def a_lock_with_waiters_is_counted(self):
+    @rule()
+    def counts(self):
+        """It asks each bucket, so it is not repeated after each step."""
         view = self.store.inspect(NAME)
         found = {name: waiting for name, waiting, _ in self.store.count_waiters()}
         if view.waiting or view.adrift:
@@ -279,19 +287,12 @@ class Machine(RuleBasedStateMachine):
             assert found in ({}, {NAME: 0})  # it has waited, or a message must end
 
     @invariant()
-    def each_step_is_audited(self):
-        told = Counter[str]()
-        for entry in self.store.audit(1000):
-            told[entry["action"]] += entry["count"]
-        assert told == +self.steps
-
-    @invariant()
     def nothing_contradicts_itself(self):
         assert list(self.store.find_contradictions(NAME)) == []
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("examples", [12, 600])
+@pytest.mark.parametrize("examples", [12, 300])
 @pytest.mark.timeout(900)
 def test_whatever_operators_do_no_lock_breaks_and_no_task_is_lost_unsaid(redis_client, examples):
     """A paused lock is granted to nobody; resumed, the next one has it; the audit has each step."""
