@@ -181,6 +181,28 @@ def test_a_message_that_cannot_be_serialised_blocks_nobody(app):
     assert not app.tasks["done"].delay("may", "a").duplicate
 
 
+@pytest.mark.full
+@pytest.mark.needs_real_redis("data over a restart")
+def test_a_call_whose_end_redis_has_lost_blocks_nobody(client, redis_url, make_redis):
+    """Its message was with the broker when the data was saved that Redis has started from."""
+    locks = make_redis()
+    with sending(make_app(redis_url, locks.url)) as app, locks.client() as stored:
+        first = app.tasks["done"].delay("may", "a")
+        stored.save()
+        with new_worker(redis_url, env={"LOCKS_URL": locks.url}) as worker:
+            go(client, "a")
+            assert first.get(timeout=60) == "a"
+            eventually(lambda: not entries(stored))
+            locks.kill()
+            locks.restart(keep_data=True)
+            assert entries(stored), "the call is there as it was"
+            worker.await_log("lost data", 60)
+            eventually(lambda: not entries(stored), timeout=60)
+            assert not app.tasks["done"].delay("may", "b").duplicate
+            go(client, "b")
+            has_run(client, "a", "b")
+
+
 def test_a_purged_call_can_be_forgotten(app, client):
     task = app.tasks["by_user"]
     task.delay("may", "a", user="ann")

@@ -61,10 +61,10 @@ TASKS = {
 }
 
 
-def make_app(url):
+def make_app(url, locks=None):
     """Return an app; tests send its tasks, and a worker runs them."""
     app = Celery("unique", broker=url, backend=url)
-    app.conf.singleton_lock_backend = url
+    app.conf.singleton_lock_backend = locks or os.environ.get("LOCKS_URL", url)
     for name, (function, options) in TASKS.items():
         task = app.task(
             function,
