@@ -37,6 +37,10 @@ else:
     _Task = Task
 
 
+CELERYS_OWN: Final = "celery.app.builtins"
+"""Module of Celery's own tasks, such as the one that waits for the parts of a chord."""
+
+
 class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
     """A task that acquires a lock before it runs: ``@app.task(base=LockedTask, lock_key=…)``.
 
@@ -53,6 +57,9 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
     The lock surrounds Celery's own tracing, so it also works in a class that overrides
     ``__call__``, ``before_start`` or ``after_return`` without ``super``. A direct call takes no
     lock. ``apply()`` and ``task_always_eager`` take one if ``singleton_lock_eager`` is set.
+
+    As the app's ``task_cls`` it is the base class of all its tasks. Celery's own ones, such as
+    ``celery.chord_unlock``, take no lock.
 
     This base class replaces Celery's task class for Django. In a Django project it therefore has
     ``delay_on_commit`` and ``apply_async_on_commit`` of that class.
@@ -71,6 +78,10 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
     def on_bound(cls, app: Any) -> None:
         """Check the declaration, and install the locks in the app."""
         super().on_bound(app)
+        if cls.__module__ == CELERYS_OWN:  # the app's task_cls is LockedTask
+            for name, plain in {"Request": Task.Request, "__trace__": None}.items():
+                setattr(cls, name, plain)
+            return
         cls.throws = (*_as_tuple(cls.throws), LockConflict, LockQueueFull, LockWaitTimeout)
         extension = install(app)
         install_by_name(app)

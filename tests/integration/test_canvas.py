@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
-from celery import chain, chord, group, states
+from celery import Celery, chain, chord, group, states
 
 from support.waiting import eventually
+from support.workers import CeleryWorker
 
 
 @pytest.fixture
@@ -101,3 +102,16 @@ def test_eta_comes_before_the_lock(book, worker, key):
     assert book.value(soon) == 3
     assert book.order(key) == [2, 3]
     assert book.starts(key)[-1]["t"] > sent + 0.9
+
+
+@pytest.mark.full
+def test_a_chord_ends_although_all_tasks_of_the_app_take_locks(redis_url, tmp_path):
+    """Celery waits for the parts of a chord in a task of its own, whose arguments name no lock."""
+    results = f"file://{tmp_path}"
+    with (
+        CeleryWorker("integration.task_class_app", redis_url, backend=results),
+        Celery("sender", broker=redis_url, backend=results) as app,
+    ):
+        parts = [app.signature("integration.task_class_app.settle", (n,)) for n in (1, 2, 3)]
+        ended = chord(parts, app=app)(app.signature("integration.task_class_app.add"))
+        assert ended.get(timeout=60) == 6

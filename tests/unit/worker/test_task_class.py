@@ -1,0 +1,44 @@
+"""``Celery(task_cls=LockedTask)``: all tasks of the app take locks, but Celery's own."""
+
+from __future__ import annotations
+
+import pytest
+from celery import Celery, Task
+
+from celery_singleton_lock import LockedTask
+from celery_singleton_lock.worker.install import install
+
+
+def settle(account_id=0):
+    """Return the account."""
+    return account_id
+
+
+@pytest.fixture
+def app():
+    with Celery(
+        "shop", task_cls=LockedTask, set_as_current=False, backend="cache+memory://"
+    ) as app:
+        app.task(settle, name="settle", shared=False)
+        app.finalize()
+        yield app
+
+
+def test_celerys_own_tasks_take_no_lock(app):
+    declared = install(app).declared()
+    assert "settle" in declared
+    assert not [name for name in declared if name.startswith("celery.")]
+    unlock = app.tasks["celery.chord_unlock"]
+    assert type(unlock).Request == Task.Request
+    assert unlock.__trace__ is None
+
+
+def test_celerys_own_tasks_run(app):
+    twice = app.tasks["celery.map"]
+    assert twice.apply((app.signature("settle"), [1, 2])).get() == [1, 2]
+    assert twice(app.tasks["settle"].s(), [1, 2]) == [1, 2]
+
+
+def test_a_task_of_the_user_with_such_a_name_takes_a_lock(app):
+    app.task(settle, name="celery.nightly", shared=False)
+    assert "celery.nightly" in install(app).declared()
