@@ -15,7 +15,9 @@ part           type    content
 ``deadlines``  ZSET    token -> when a sweep examines a waiter, ms
 ``adrift``     ZSET    parked messages that no live worker takes: route, place and token, sorted
 ``done``       ZSET    attempt -> until when its copies are dropped, ms; ``dropped:<base>``,
-                       ``dropped:<attempt>``: it was dropped and has not run
+                       ``dropped:<attempt>``: it was dropped and has not run;
+                       ``sent:<base>``: the broker has its message; ``begun:<base>``: a later
+                       delivery than the first has begun, and its message is deleted
 ``flow``       HASH    rates in force, and what they remember; only if a caller declared a rate
 ``flow:log``   ZSET    token -> its start, microseconds; 9e15 while its grant is not claimed
 ``flow:groups``, ``flow:heads``, ``flow:full``, ``flow:idle``, ``flow:line:<group>`` and

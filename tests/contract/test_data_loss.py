@@ -105,6 +105,33 @@ def test_a_task_that_counts_as_acknowledged_from_its_start_leaves_a_trace_while_
     assert list(store.has_traces([message])) == [True]
 
 
+@pytest.mark.parametrize("moves_on", [False, True])
+def test_a_grant_that_came_too_late_is_no_loss_of_a_task_that_another_worker_has_begun(
+    store, moves_on
+):
+    """A worker stood still. It parked the task once more, though the other one had run it."""
+    message = park(store, "a", 1)
+    store.release("a", "holder.0", Ending.FINAL)
+    store.release("a", message.token, Ending.AGAIN)
+    (again,) = store.inspect("a").holders
+    assert again.token != message.token
+    store.claim(
+        Owner(again.token, worker="w"), "a", 30, acks_early=not moves_on, kept_elsewhere=moves_on
+    )
+
+    def late():
+        for reply in (
+            store.release("a", message.token, Ending.OFFER, worker="late"),
+            store.claim(Owner(message.token, worker="late"), "a", 30, acks_early=True),
+        ):
+            yield reply.verdict, reply.lost
+
+    absent = [(Verdict.ABSENT, False)] * 2
+    assert list(late()) == absent
+    store.reset("a")  # as if its lease had ended: its worker is gone, and nothing is stored
+    assert list(late()) == absent
+
+
 @pytest.mark.parametrize("begun", [False, True])
 def test_an_end_that_is_repeated_frees_no_lock_of_a_task_that_runs_again_elsewhere(store, begun):
     """Redis had lost its end, and granted it once more. The next task would run beside it."""

@@ -79,6 +79,8 @@ end
 
 local SENT_MS = 120000 -- a worker that has parked a message finds out within this time that it is no longer stored
 
+local STALE_MS = 3600000 -- within this time, a worker that stood still finds out that it has lost an earlier grant
+
 -- The task has ended, or with `left` the broker has its message: delete its record and its stored messages.
 local function forget(token, rec, left)
   drop_record(token, rec)
