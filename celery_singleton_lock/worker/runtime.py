@@ -222,6 +222,8 @@ class Runtime:
         return after_pool
 
     def _lease_lost(self, name: str, token: str) -> None:
+        if self.extension.tracer.has_left(token):  # in a thread, greenlet, or this process
+            return
         self.agent.lost_leases.noticed(name, token)
 
     def _backend_failed(self) -> None:

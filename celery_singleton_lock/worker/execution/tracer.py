@@ -7,6 +7,7 @@ is refused, the tracer is not called, so the task sends no signal and stores no 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -80,6 +81,9 @@ from celery_singleton_lock.worker.retry_later import RetryLater
 logger: Final = logging.getLogger(__name__)
 _clock = SystemClock()
 
+MOST_LEFT: Final = 1000
+"""Most released locks that are known; about as many tasks end while a main loop stands still."""
+
 
 class LockSetTaker(Protocol):
     """Acquires and releases the locks of tasks with several locks."""
@@ -137,6 +141,7 @@ class LockTracer:
         self._interrupts = interrupts
         self._keeps_messages = keeps_messages
         self._warned: set[str] = set()
+        self._left: deque[str] = deque(maxlen=MOST_LEFT)
         self._observe_mode = ObserveMode(store)
 
     def trace(self, run: Run, header: LockHeader, options: LockOptions) -> Any:
@@ -414,6 +419,13 @@ class LockTracer:
                 return False
         return False
 
+    def has_left(self, token: str) -> bool:
+        """Return whether a task of this process has run and has released a lock, or does so now.
+
+        Its watchdog may find the lock free before the worker knows that the task has ended.
+        """
+        return token in self._left
+
     def _not_released(
         self, header: LockHeader, ending: Ending, kept: Reservation | None, error: BackendError
     ) -> None:
@@ -430,6 +442,8 @@ class LockTracer:
     def _release(
         self, header: LockHeader, ending: Ending, lock: TaskLock | None, kept: Reservation | None
     ) -> bool:
+        if lock is not None:
+            self._left.append(header.token)
         mark = may_be_copied(header, _clock.monotonic(), self._done_for)
         expired = lock is not None and not lock.expires_in
         # With a rate, the reply tells when the next waiter may start.

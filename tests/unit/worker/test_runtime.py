@@ -41,3 +41,14 @@ def test_a_message_that_waits_for_a_slot_is_not_decoded_again():
     other = SimpleNamespace(token="other")
     Runtime.receive(worker, other)
     assert received == [other]
+
+
+def test_a_lock_that_a_greenlet_has_released_is_not_lost():
+    """The main loop stood still while it tried to reach the broker, and did not know of the end."""
+    noticed = []
+    agent = SimpleNamespace(lost_leases=SimpleNamespace(noticed=lambda *lost: noticed.append(lost)))
+    tracer = SimpleNamespace(has_left={"released"}.__contains__)
+    worker = SimpleNamespace(extension=SimpleNamespace(tracer=tracer), agent=agent)
+    for token in ("released", "held"):
+        Runtime._lease_lost(worker, "k", token)
+    assert noticed == [("k", "held")]

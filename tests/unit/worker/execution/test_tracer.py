@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 
@@ -13,7 +15,7 @@ from celery_singleton_lock.worker.execution.celery_outcome import Run
 from celery_singleton_lock.worker.execution.interrupt import Interrupts
 from celery_singleton_lock.worker.execution.multi_lock_tracer import MultiLockTracer
 from celery_singleton_lock.worker.execution.tracer import LockTracer
-from celery_singleton_lock.worker.lock_header import LockHeader
+from celery_singleton_lock.worker.lock_header import LockHeader, singles
 
 
 class InterruptedStore:
@@ -79,3 +81,29 @@ def test_a_task_that_is_interrupted_while_it_claims_gives_its_lock_back(enter, m
     store = InterruptedStore(SoftTimeLimitExceeded())
     enter(store)
     assert (failed, store.endings) == ([store.error], {Ending.FINAL})
+
+
+def held(header):
+    """Return the locks of a task that runs."""
+    locks = [SimpleNamespace(name=one.name, expires_in=9.0, rates=()) for one in singles(header)]
+    return SimpleNamespace(locks=locks, expires_in=9.0, rates=())
+
+
+@pytest.mark.parametrize("header", [ONE, TWO], ids=["one lock", "two locks"])
+def test_a_lock_counts_as_left_from_the_start_of_its_release(header):
+    """The watchdog may find it free before the answer comes."""
+    left = []
+
+    class Store(InterruptedStore):
+        def release(self, _name, token, *_, **__):
+            left.append((token, tracer.has_left(token)))
+            return Reply(Verdict.RELEASED)
+
+    tracer = LockTracer(lambda: Store(None), print, 3600.0, lambda *_: "a", Interrupts)
+    tracer.multi_lock_tracer = MultiLockTracer(tracer, lambda: Store(None), print, 3600.0)
+    tokens = [each.token for each in singles(header)]
+    tracer.leave(header, Ending.AGAIN)
+    assert not any(map(tracer.has_left, tokens)), "it has not run, and may ask for them again"
+    left.clear()
+    tracer.leave(header, Ending.FINAL, held(header))
+    assert sorted(left) == sorted((token, True) for token in tokens)
