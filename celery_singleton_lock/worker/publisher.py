@@ -144,7 +144,7 @@ class Publisher:
         try:
             self._send(message.body, queue, fields)
         except Exception:
-            self.close()
+            self._drop()
             if fresh:
                 raise
             self._send(message.body, queue, fields)  # the idle connection was closed
@@ -160,9 +160,19 @@ class Publisher:
 
     def close(self) -> None:
         """Close the connection. The next message opens a new one."""
-        connection, self._connection, self._channel = self._connection, None, None
+        connection = self._taken()
         if connection is not None:
             connection.release()
+
+    def _drop(self) -> None:
+        """Close the socket at once. The broker may not answer, so it is not told."""
+        connection = self._taken()
+        if connection is not None:
+            connection.collect()
+
+    def _taken(self) -> Connection | None:
+        connection, self._connection, self._channel = self._connection, None, None
+        return connection
 
 
 def confirming(connection: Connection) -> Connection:

@@ -11,14 +11,19 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
+from kombu import Connection
+from kombu.utils.url import parse_url
 
 from celery_singleton_lock import Lock
 from celery_singleton_lock.cli.commands import locks
 from celery_singleton_lock.store.operator.base import Operator
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
+from celery_singleton_lock.worker import publisher
+from celery_singleton_lock.worker.message_codec import pack
 from integration.book import Book, needs_pool, pools
 from integration.brokers import BrokerBook
-from support.proxy import free_port
+from support.broker_message import message
+from support.proxy import Proxy, free_port
 from support.rabbitmq import RabbitMQ
 from support.versions import HEARS_AFTER_OUTAGE
 from support.waiting import eventually, never
@@ -178,3 +183,22 @@ def ran(book, *args, code=0):
     result = CliRunner().invoke(locks, list(args), obj=SimpleNamespace(app=book.app))
     assert result.exit_code == code, result.output
     return result.stdout
+
+
+@pytest.mark.full
+def test_a_rabbitmq_that_stands_still_ends_a_publish_with_an_error(rabbit_url, monkeypatch):
+    """``locks drain`` did not end: who closes a connection in good order waits for its answer."""
+    monkeypatch.setattr(publisher, "CONFIRMED_WITHIN", 1.0)
+    there = parse_url(rabbit_url)
+    with Connection(rabbit_url) as connection:
+        connection.SimpleQueue("q").close()  # declares it
+    with Proxy(there["port"]) as proxy:
+        here = {**there, "port": proxy.port, "transport": "pyamqp"}
+        sender = publisher.Publisher(lambda: Connection(**here, connect_timeout=1))
+        sender.send_back(pack(message()), "q", "x/0/0", 12, "t.1")
+        proxy.stalled = True
+        with pytest.raises(OSError, match="timed out"):
+            sender.send_back(pack(message()), "q", "x/0/0", 12, "t.1")
+        proxy.stalled = False
+        sender.send_back(pack(message()), "q", "x/0/0", 12, "t.1")
+        sender.close()

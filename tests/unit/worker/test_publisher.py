@@ -110,7 +110,7 @@ class Broken:
     def channel(self):
         raise ConnectionRefusedError
 
-    def release(self):
+    def collect(self):
         pass
 
 
