@@ -6,7 +6,7 @@ Durations are in seconds.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
@@ -22,7 +22,7 @@ class MessageToPark:
         returns: how often it has returned before.
     """
 
-    body: bytes
+    body: bytes = field(repr=False)  # it has the arguments of the call
     realm: str
     queue: str
     deadline: float | None = None
@@ -54,7 +54,7 @@ class Delivery:
     name: str
     token: str
     fencing_token: int
-    body: bytes | None
+    body: bytes | None = field(repr=False)  # it has the arguments of the call
     verdict: str = "granted"
     waited: float = 0.0
     by: str = ""
@@ -82,7 +82,7 @@ class UntakenMessage:
     name: str
     token: str
     queue: str
-    body: bytes
+    body: bytes = field(repr=False)  # it has the arguments of the call
     seal: str = ""
     attempt: str = ""
     place: int = 0

@@ -67,7 +67,7 @@ class UnreadableMessages:
         headers = _headers_in(delivery)
         logger.warning(
             "Task %s was returned %d times, since it was requeued or its worker was lost: it is "
-            "dead-lettered from the queue %s (singleton_lock_max_returns)",
+            "dead-lettered from the queue %s (singleton_lock_max_returns or x-delivery-limit)",
             _name_of(headers),
             delivery.returns,
             delivery.queue,
@@ -100,7 +100,8 @@ class UnreadableMessages:
             return
         msg = (
             f"The task was granted the lock {delivery.name!r}, and no worker could receive its "
-            f"message in {delivery.returns + 1} tries (singleton_lock_max_returns): {error!r}"
+            f"message in {delivery.returns + 1} tries (singleton_lock_max_returns or "
+            f"x-delivery-limit): {error!r}"
         )
         failure = MaxReturnsExceeded(msg, delivery.name)
         self._consumer.app.backend.mark_as_failure(

@@ -317,7 +317,7 @@ class HeaderFactory:
         msg = (
             f"The task was started under the lock {delivery.name!r} and came back "
             f"{delivery.returns} times: it was requeued, or its worker was lost "
-            "(singleton_lock_max_returns). It does not run again."
+            "(singleton_lock_max_returns or x-delivery-limit). It does not run again."
         )
         return MaxReturnsExceeded(msg, delivery.name)
 
