@@ -199,6 +199,11 @@ UNBEGUN: Final = frozenset({Stage.DISPATCHED, Stage.IN_POOL})
 LEFT_BEFORE: Final = frozenset({Stage.WITHDRAWN, Stage.GIVEN_BACK})
 """Another worker or the broker has it, but its slot here may not be free yet."""
 
+NOT_IN_POOL: Final = frozenset(
+    {Stage.RECEIVED, Stage.LOOKED_UP, Stage.FOLLOWING, Stage.SUSPENDED, Stage.DISPATCHED}
+)
+"""It waits here, and the pool does not have it."""
+
 WAITING_FOR_REDIS: Final = frozenset({Stage.SUSPENDED, Stage.PARKING})
 """It waits for Redis to answer."""
 

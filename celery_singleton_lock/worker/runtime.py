@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from math import inf
 from typing import Any, Final
 
 from celery.exceptions import ImproperlyConfigured
 from celery.signals import task_revoked
-from celery.worker.state import reserved_requests
+from celery.worker.state import requests, reserved_requests
 
 from celery_singleton_lock.core import native_threads
 from celery_singleton_lock.core.clock import ServerClock
@@ -19,7 +19,7 @@ from celery_singleton_lock.core.installed_version import installed_version
 from celery_singleton_lock.core.lock_mode import Modes
 from celery_singleton_lock.core.parked_message import Delivery
 from celery_singleton_lock.core.unique import HEADER as UNIQUE
-from celery_singleton_lock.core.unique import unpacked
+from celery_singleton_lock.core.unique import UniqueCall, unpacked
 from celery_singleton_lock.lock.lease_watchdog import Watchdog
 from celery_singleton_lock.store.factory import admin_of
 from celery_singleton_lock.worker.agent.loop import Agent
@@ -38,6 +38,7 @@ from celery_singleton_lock.worker.execution.interrupt import LostTokens
 from celery_singleton_lock.worker.extension import PATIENCE, Extension
 from celery_singleton_lock.worker.granted_first import granted_first
 from celery_singleton_lock.worker.loop_channel import LoopChannel, guarded
+from celery_singleton_lock.worker.message_stage import NOT_IN_POOL
 from celery_singleton_lock.worker.partial_lock_sets import PartialLockSets
 from celery_singleton_lock.worker.pool_feeder import PoolFeeder
 from celery_singleton_lock.worker.pools import GREEN, pool_kind
@@ -152,6 +153,7 @@ class Runtime:
             reap=self.reap,
             abort=self.abort,
             preempt=self.preemption.end_task,
+            end_unique=self._end_unique,
             publisher=Publisher(extension.app.connection_for_write),
             watchdog=self.watchdog,
             partial_lock_sets=self._partial_lock_sets,
@@ -188,10 +190,30 @@ class Runtime:
 
     def _revoked_at_arrival(self, request: Any = None, **_: Any) -> None:
         """End the entry of a unique call that Celery drops before the dispatcher has seen it."""
-        headers = getattr(request, "headers", None) or {}
-        unique = unpacked(getattr(request, UNIQUE, None) or headers.get(UNIQUE))
+        unique = _unique_in(vars(request))
         if unique is not None:
             self.commands.put(EndUnique(unique, request.id, int(request.retries or 0)))
+
+    def _end_unique(self, task_ids: Iterable[str]) -> None:
+        """End the entries of revoked unique calls that wait here for their time, Redis, or a slot.
+
+        Celery drops their messages only when that wait is over.
+        """
+        for request in self._waiting(frozenset(task_ids)):
+            unique = request.unique or _unique_in(request.request_dict)
+            if unique is not None and request.stage in NOT_IN_POOL:
+                retries = int(request.request_dict.get("retries") or 0)
+                self.commands.put(EndUnique(unique, request.id, retries))
+
+    def _waiting(self, task_ids: frozenset[str]) -> list[LockedRequest]:
+        """Return the requests of these tasks. Before Celery 5.7 its timer has those with an ETA."""
+        entries = [each.entry for each in list(self.consumer.timer.schedule.queue)]
+        scheduled = (next(iter(getattr(entry, "args", None) or ()), None) for entry in entries)
+        received = (requests.get(task_id) for task_id in task_ids)
+        found = {
+            id(each): each for each in (*scheduled, *received) if isinstance(each, LockedRequest)
+        }
+        return [each for each in found.values() if each.id in task_ids]
 
     def _new_dispatcher(self) -> Dispatcher:
         return Dispatcher(
@@ -444,3 +466,9 @@ _PREVENTED: Final = "singleton_lock_prevented"
 """Attribute of a connection's prefetch count: number of raises that it has prevented."""
 
 _prefetch_mutex: Final = threading.RLock()  # reentrant for a cold shutdown; see RecentEnds
+
+
+def _unique_in(fields: Mapping[str, Any]) -> UniqueCall | None:
+    """Return the unique call in the fields of a request; None if it is not unique."""
+    left = fields.get("headers")  # Celery leaves those of a message without arguments there
+    return unpacked(fields.get(UNIQUE) or (left.get(UNIQUE) if isinstance(left, dict) else None))

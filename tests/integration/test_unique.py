@@ -257,6 +257,37 @@ def test_a_revoked_call_does_not_block_the_next_one(app, client, redis_url):
         assert again.get(timeout=60) == "b"
 
 
+def test_a_call_that_is_revoked_while_it_waits_for_its_time_blocks_nobody(
+    app, client, redis_url, pool
+):
+    """A reminder is put off: the old call counted until its ETA, so the new one was not sent."""
+    with new_worker(redis_url, pool=pool) as worker:
+        old = app.tasks["done"].apply_async(("may", "old"), countdown=600)
+        worker.await_log(f"{old.id}] received")
+        old.revoke()
+        eventually(lambda: not entries(client))
+        new = app.tasks["done"].delay("may", "new")
+        assert not new.duplicate
+        go(client, "new")
+        assert new.get(timeout=60) == "new"
+
+
+def test_a_call_that_is_revoked_while_it_waits_for_a_slot_blocks_nobody(app, client, redis_url):
+    with new_worker(redis_url) as worker:
+        busy = [app.tasks["done"].delay(month, month) for month in ("june", "july")]
+        eventually(lambda: len(ran(client)) == 2, timeout=60)
+        old = app.tasks["done"].delay("may", "old")
+        worker.await_log(f"{old.id}] received")
+        app.control.revoke([busy[0].id, old.id])  # a task that runs counts until its end
+        eventually(lambda: len(entries(client)) == 2)
+        new = app.tasks["done"].delay("may", "new")
+        assert not new.duplicate
+        assert len(entries(client)) == 3
+        go(client, "june", "july", "new")
+        assert [each.get(timeout=60) for each in (*busy, new)] == ["june", "july", "new"]
+        assert "old" not in ran(client)
+
+
 def test_a_retry_is_no_duplicate_of_itself(app, client, redis_url):
     """Until it is done, other calls are."""
     with new_worker(redis_url):

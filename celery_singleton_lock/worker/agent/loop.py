@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -108,6 +108,7 @@ class Agent:
         abort: interrupts the task that holds a token, if its options and the pool allow that; runs
             in the main loop.
         preempt: ends the task with a token, because of a newer attempt.
+        end_unique: ends the unique calls of revoked task ids that wait in this worker.
         publisher: sends messages to the broker.
         watchdog: renews the leases of tasks that run here, or are about to.
         partial_lock_sets: renews the locks that parked messages hold.
@@ -154,6 +155,7 @@ class Agent:
         reap: Callable[[], None],
         abort: Callable[[str], None],
         preempt: Callable[[str, str], None],
+        end_unique: Callable[[Iterable[str]], None],
         publisher: Publisher,
         watchdog: Watchdog,
         partial_lock_sets: PartialLockSets,
@@ -233,6 +235,7 @@ class Agent:
             commands=commands,
             taker=self.inbox.taker,
             granted=dispatcher.in_flight.granted,
+            end_unique=end_unique,
             withdraw=partial(post, dispatcher.deliveries.withdraw_revoked),
         )
         self._data_loss = DataLoss(

@@ -1,4 +1,4 @@
-"""Ends parked messages, and reservations for retries, of tasks that were revoked."""
+"""Ends what revoked tasks have in Redis: parked messages, reservations, and unique calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from celery_singleton_lock.worker.redis_health import for_each
 
 
 class RevokeParked:
-    """Ends the parked messages and reservations of tasks in Celery's ``revoked`` set.
+    """Ends the parked messages, reservations and unique calls of tasks in Celery's ``revoked`` set.
 
     Args:
         store: the agent's store.
@@ -23,6 +23,7 @@ class RevokeParked:
         commands: the queue of the agent.
         taker: returns the id of the worker to which a release may grant; empty if there is none.
         granted: task ids -> lock name and token of each grant that this worker has for them.
+        end_unique: ends the unique calls of those task ids that wait in this worker.
         withdraw: called with the token of each message that a revoke has taken out of its queue, or
             whose grant it has ended: a request with that token must no longer begin.
     """
@@ -35,10 +36,12 @@ class RevokeParked:
         commands: AgentQueue,
         taker: Callable[[], str],
         granted: Callable[[Collection[str]], Iterable[tuple[str, str]]],
+        end_unique: Callable[[Iterable[str]], None],
         withdraw: Callable[[str], None],
     ) -> None:
         self._store = store
         self._granted = granted
+        self._end_unique = end_unique
         self._withdraw = withdraw
         self._realm = realm
         self._commands = commands
@@ -62,6 +65,7 @@ class RevokeParked:
         news = known - self._seen
         self._seen = known
         if news:
+            self._end_unique(news)
             self._commands.put(DeliverRevoked(tuple(news)))
 
     def deliver(self, command: DeliverRevoked) -> None:

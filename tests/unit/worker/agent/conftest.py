@@ -93,6 +93,7 @@ def agent(clock, store, dispatcher, seen):
         reap=lambda: None,
         abort=lambda _token: None,
         preempt=lambda token, by: seen.preempted.append((token, by)),
+        end_unique=lambda task_ids: None,
         publisher=SimpleNamespace(send_back=send_back, close=lambda: None),
         watchdog=watchdog,
         partial_lock_sets=PartialLockSets(store, watchdog, "w#1", lambda name, token: None),
