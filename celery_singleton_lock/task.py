@@ -86,8 +86,11 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
         extension = install(app)
         install_by_name(app)
         cls._lock_extension = extension
+        task = cls()
+        if task.name is None:  # Celery's register_task() has named its instance alone
+            task = next((each for each in app.tasks.values() if type(each) is cls), task)
         with told_in_one_line():
-            extension.declare(cls())
+            extension.declare(task)
 
     @property
     def lock(self) -> CurrentLock:

@@ -144,6 +144,9 @@ class Signature:
             other = inspect.signature(function)
         except (TypeError, ValueError):
             return ""  # unknown until it is called
+        first = next(iter(other.parameters), "")
+        if first in {"self", "cls"} and first not in self.names:
+            return f"its parameter {first!r} gets nothing: in a class, put @staticmethod above it"
         args, kwargs = self.as_called(dict.fromkeys(self.names - self._variable()))
         try:
             other.bind(*args, **kwargs)

@@ -509,7 +509,12 @@ async def later(account_id, amount, note): ...
         (lambda: "x", "cannot take the task's arguments: too many positional"),
         (lambda account_id: "x", "the task's arguments: too many positional"),
         (lambda account_id, amount: "x", "unexpected keyword argument 'note'"),
-        (lambda self, account_id, amount, note: "x", "missing a required argument: 'amount'"),
+        (
+            lambda self, account_id, amount, note: "x",
+            "its parameter 'self' gets nothing: in a class",
+        ),
+        (lambda self, *args, **kwargs: "x", "put @staticmethod above it. Give it the task's"),
+        (lambda cls, *args, **kwargs: "x", "its parameter 'cls' gets nothing"),
         (lambda a, b, c, *, note: "x", "missing a required argument: 'c'"),
         (lambda amount, account_id, *, note: "x", "another position than the task's"),
         (later, "coroutine"),
@@ -520,6 +525,13 @@ def test_a_callable_with_a_wrong_signature_is_refused_at_declaration(key, says):
     with pytest.raises(ConfigurationError, match=r"task shop.settle: lock_key is ") as caught:
         compile_name("shop.settle", settle, lock_key=key)
     assert says in str(caught.value)
+
+
+def test_a_callable_may_have_an_argument_of_the_task_that_is_called_self():
+    def settle_self(self, amount=1): ...
+
+    key = compile_name("shop.settle", settle_self, lock_key=lambda self, amount: f"a:{self}")
+    assert key.name((7,), {}) == "a:7"
 
 
 # --- signatures -----------------------------------------------------------------------------------

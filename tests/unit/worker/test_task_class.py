@@ -42,3 +42,18 @@ def test_celerys_own_tasks_run(app):
 def test_a_task_of_the_user_with_such_a_name_takes_a_lock(app):
     app.task(settle, name="celery.nightly", shared=False)
     assert "celery.nightly" in install(app).declared()
+
+
+def test_a_task_class_that_celery_names_takes_a_lock():
+    """``register_task`` names the instance alone, so the worker found no task and did not start."""
+
+    class Settle(LockedTask):
+        lock_key = "account:{account_id}"
+
+        def run(self, account_id):
+            """Return nothing."""
+
+    with Celery("shop", set_as_current=False) as app:
+        task = app.register_task(Settle())
+        assert install(app).name_of(task, (7,), {}) == "account:7"
+        assert install(app).modes()[task.name] == "enforce"
