@@ -16,8 +16,8 @@ part           type    content
 ``adrift``     ZSET    parked messages that no live worker takes: route, place and token, sorted
 ``done``       ZSET    attempt -> until when its copies are dropped, ms; ``dropped:<base>``,
                        ``dropped:<attempt>``: it was dropped and has not run;
-                       ``sent:<base>``: the broker has its message; ``begun:<base>``: a later
-                       delivery than the first has begun, and its message is deleted
+                       ``sent:<base>``: the broker has its message; ``returned:<token>``: its
+                       message returned to the queue before that delivery began
 ``flow``       HASH    rates in force, and what they remember; only if a caller declared a rate
 ``flow:log``   ZSET    token -> its start, microseconds; 9e15 while its grant is not claimed
 ``flow:groups``, ``flow:heads``, ``flow:full``, ``flow:idle``, ``flow:line:<group>`` and

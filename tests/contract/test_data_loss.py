@@ -11,6 +11,7 @@ from celery_singleton_lock.admin.why import why
 from celery_singleton_lock.core.model import Claim, Ending, Identity, Owner, Verdict
 from celery_singleton_lock.core.parked_message import MessageToPark, ParkedMessage
 from celery_singleton_lock.store import message_operations
+from celery_singleton_lock.store.redis.sync import RedisStore
 
 pytestmark = pytest.mark.contract
 
@@ -130,6 +131,27 @@ def test_a_grant_that_came_too_late_is_no_loss_of_a_task_that_another_worker_has
     assert list(late()) == absent
     store.reset("a")  # as if its lease had ended: its worker is gone, and nothing is stored
     assert list(late()) == absent
+
+
+def test_a_message_that_was_parked_once_more_is_lost_if_redis_has_lost_that(redis_client):
+    """It had returned to the queue before. Its worker parks it again only if it counts as lost."""
+    store = RedisStore(redis_client)
+    message = park(store, "a", 1)
+    store.release("a", "holder.0", Ending.FINAL)
+    store.release("a", message.token, Ending.AGAIN)
+    (begun,) = store.inspect("a").holders
+    store.claim(Owner(begun.token, worker="w"), "a", 30, acks_early=True)
+    old = {key: redis_client.dump(key) for key in redis_client.scan_iter("csl:{*}:a:*")}
+    store.release("a", begun.token, Ending.LATER, worker="w")
+    owner = Owner(begun.token, f"{message.task_id}/0/0", message.task)
+    store.park(owner, Claim("a", unanswered=True), MessageToPark(b"body", "r", "q", None))
+    (granted,) = store.inspect("a").holders
+    redis_client.delete(*redis_client.scan_iter("csl:{*}:a:*"))
+    for key, value in old.items():
+        redis_client.restore(key, 0, value)
+    reply = store.claim(Owner(granted.token, worker="w"), "a", 30, acks_early=True)
+    assert (reply.verdict, reply.lost) == (Verdict.ABSENT, True)
+    store.close()
 
 
 @pytest.mark.parametrize("begun", [False, True])

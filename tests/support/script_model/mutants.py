@@ -246,8 +246,8 @@ MUTANTS = (
     Mutant(
         "the body is dropped at the claim",
         "lock/claim.lua",
-        "and delete_message ~= '0' then\n",
-        "then\n",
+        "and delete_message ~= '0' then redis",
+        "then redis",
     ),
     Mutant(
         "the twin is dropped at a requeue",

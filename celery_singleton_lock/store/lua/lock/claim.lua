@@ -33,11 +33,7 @@ if where then
 end
 grant_waiters(worker, token, rec)
 local verdict = where and (lease_end(token) and 'granted' or 'waiting') or 'absent'
-if verdict == 'granted' and delete_message ~= '0' then
-  local base, number = split(token)
-  redis.call('HDEL', bodies, base)
-  if number > 0 then remember(now + STALE_MS, 'begun:' .. base) end -- see has_trace
-end
+if verdict == 'granted' and delete_message ~= '0' then redis.call('HDEL', bodies, base_of(token)) end
 if verdict == 'granted' and delete_message == '1' and twin then redis.call('HDEL', bodies, base_of(twin)) end
 finish()
 return answer(verdict, token, rec, not rec and not has_trace(token))

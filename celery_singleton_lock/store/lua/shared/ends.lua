@@ -5,6 +5,13 @@ local function drop_record(token, rec)
   unindex(token, rec)
 end
 
+local function remember(till, ...)
+  redis.call('ZREMRANGEBYSCORE', done, '-inf', now)
+  for _, member in ipairs({...}) do redis.call('ZADD', done, till, member) end
+  local last = redis.call('ZRANGE', done, -1, -1, 'WITHSCORES')[2]
+  redis.call('PEXPIRE', done, math.ceil(last - now) + GRACE_MS)
+end
+
 -- The token under which the stored message of a delivery queues again, and whether it is the message of the
 -- duplicate; nil if no message is stored.
 local function next_stored(token, rec)
@@ -15,6 +22,8 @@ local function next_stored(token, rec)
   rec.fence, rec.worker, rec.parked, rec.delayed, rec.preempted_by, rec.ended_by = nil, '', '1', nil, nil, nil
   return next_token(stored), not own
 end
+
+local STALE_MS = 3600000 -- a worker that stood still finds out within this time that it has lost a grant
 
 local PARKED_SOON_MS = 30000 -- a task that runs again later is parked by its worker within this time
 
@@ -30,6 +39,7 @@ local function end_delivery(token, rec, delay, wait_goes_on)
     end_unique(rec, wait_goes_on or rec.unique[4] == 1 or rec.state == 'waiting')
   end
   if not following then return end
+  if rec.state == 'granted' then remember(now + STALE_MS, 'returned:' .. token) end -- see has_trace
   -- A waiter in a slot had a deadline of its own. Published copies have arrived by now.
   if is_duplicate or not was_parked or rec.state == 'running' then
     local from = wait_goes_on and math.floor(arrival_of(rec) / 1000) or now
@@ -57,13 +67,6 @@ end
 
 local END_SHARE = 1024 -- a power of 2: the division is exact
 
-local function remember(till, ...)
-  redis.call('ZREMRANGEBYSCORE', done, '-inf', now)
-  for _, member in ipairs({...}) do redis.call('ZADD', done, till, member) end
-  local last = redis.call('ZRANGE', done, -1, -1, 'WITHSCORES')[2]
-  redis.call('PEXPIRE', done, math.ceil(last - now) + GRACE_MS)
-end
-
 -- Remember the end of an attempt if copies of its message exist, or with `feared` if they may exist.
 local function remember_end(token, rec, done_ms, feared)
   if rec.attempt == '' or not (rec.parked or rec.twin or rec.copied or feared) then return end
@@ -78,8 +81,6 @@ local function remember_end(token, rec, done_ms, feared)
 end
 
 local SENT_MS = 120000 -- a worker that has parked a message finds out within this time that it is no longer stored
-
-local STALE_MS = 3600000 -- within this time, a worker that stood still finds out that it has lost an earlier grant
 
 -- The task has ended, or with `left` the broker has its message: delete its record and its stored messages.
 local function forget(token, rec, left)

@@ -110,10 +110,10 @@ local function is_done(member)
 end
 
 -- Whether a delivery without a record has left a trace: its task has ended, or its message was sent, or is stored under
--- a later token, or was deleted when that token was claimed. Without a trace, Redis has lost its data.
+-- a later token, or has returned to the queue before the delivery began. Without a trace, Redis has lost its data.
 local function has_trace(token)
   local base = base_of(token)
-  return is_done(base) or is_done('sent:' .. base) or is_done('begun:' .. base) or has_body(base)
+  return is_done(base) or is_done('sent:' .. base) or is_done('returned:' .. token) or has_body(base)
 end
 
 local CLOCK_MS = 1000 -- the clocks of a worker and of this server differ by less
