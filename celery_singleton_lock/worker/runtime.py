@@ -206,13 +206,17 @@ class Runtime:
                 self.commands.put(EndUnique(unique, request.id, retries))
 
     def _waiting(self, task_ids: frozenset[str]) -> list[LockedRequest]:
-        """Return the requests of these tasks. Before Celery 5.7 its timer has those with an ETA."""
+        """Return the requests of these tasks that wait here, wherever Celery has them.
+
+        Before Celery 5.7 its timer has those with an ETA. Those above its ``rate_limit`` are in the
+        bucket of their task.
+        """
         entries = [each.entry for each in list(self.consumer.timer.schedule.queue)]
-        scheduled = (next(iter(getattr(entry, "args", None) or ()), None) for entry in entries)
-        received = (requests.get(task_id) for task_id in task_ids)
-        found = {
-            id(each): each for each in (*scheduled, *received) if isinstance(each, LockedRequest)
-        }
+        waiting = [(getattr(entry, "args", None) or (None,))[0] for entry in entries]
+        for bucket in filter(None, list(self.consumer.task_buckets.values())):
+            waiting += [item[0] for item in list(bucket.contents)]
+        waiting += map(requests.get, task_ids)
+        found = {id(each): each for each in waiting if isinstance(each, LockedRequest)}
         return [each for each in found.values() if each.id in task_ids]
 
     def _new_dispatcher(self) -> Dispatcher:

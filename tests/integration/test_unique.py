@@ -272,6 +272,23 @@ def test_a_call_that_is_revoked_while_it_waits_for_its_time_blocks_nobody(
         assert new.get(timeout=60) == "new"
 
 
+@pytest.mark.full
+def test_a_call_that_is_revoked_while_it_waits_for_celerys_rate_blocks_nobody(
+    app, client, redis_url
+):
+    with new_worker(redis_url) as worker:
+        app.control.rate_limit("done", "1/h", reply=True, timeout=60, limit=1)
+        first = app.tasks["done"].delay("june", "first")
+        has_run(client, "first")
+        old = app.tasks["done"].delay("may", "old")
+        worker.await_log(f"{old.id}] received")
+        old.revoke()
+        eventually(lambda: len(entries(client)) == 1)
+        assert not app.tasks["done"].delay("may", "new").duplicate
+        go(client, "first")
+        assert first.get(timeout=60) == "first"
+
+
 def test_a_call_that_is_revoked_while_it_waits_for_a_slot_blocks_nobody(app, client, redis_url):
     with new_worker(redis_url) as worker:
         busy = [app.tasks["done"].delay(month, month) for month in ("june", "july")]
