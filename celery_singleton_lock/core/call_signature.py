@@ -146,7 +146,11 @@ class Signature:
             return ""  # unknown until it is called
         first = next(iter(other.parameters), "")
         if first in {"self", "cls"} and first not in self.names:
-            return f"its parameter {first!r} gets nothing: in a class, put @staticmethod above it"
+            return f"it is called without {first!r}: in a class, put @staticmethod above it"
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        single = [name for name, each in other.parameters.items() if each.kind is kind]
+        if single == ["args", "kwargs"] and not self.names & {"args", "kwargs"}:
+            return f"it gets the {self._kind}'s arguments themselves, not a list and a dict of them"
         args, kwargs = self.as_called(dict.fromkeys(self.names - self._variable()))
         try:
             other.bind(*args, **kwargs)

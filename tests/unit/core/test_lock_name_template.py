@@ -511,12 +511,13 @@ async def later(account_id, amount, note): ...
         (lambda account_id, amount: "x", "unexpected keyword argument 'note'"),
         (
             lambda self, account_id, amount, note: "x",
-            "its parameter 'self' gets nothing: in a class",
+            "it is called without 'self': in a class",
         ),
         (lambda self, *args, **kwargs: "x", "put @staticmethod above it. Give it the task's"),
-        (lambda cls, *args, **kwargs: "x", "its parameter 'cls' gets nothing"),
+        (lambda cls, *args, **kwargs: "x", "it is called without 'cls'"),
         (lambda a, b, c, *, note: "x", "missing a required argument: 'c'"),
         (lambda amount, account_id, *, note: "x", "another position than the task's"),
+        (lambda args, kwargs: "x", "the task's arguments themselves, not a list and a dict"),
         (later, "coroutine"),
     ],
 )
@@ -532,6 +533,13 @@ def test_a_callable_may_have_an_argument_of_the_task_that_is_called_self():
 
     key = compile_name("shop.settle", settle_self, lock_key=lambda self, amount: f"a:{self}")
     assert key.name((7,), {}) == "a:7"
+
+
+def test_a_callable_may_have_arguments_of_the_task_that_are_called_args_and_kwargs():
+    def relay(args, kwargs): ...
+
+    key = compile_name("shop.relay", relay, lock_key=lambda args, kwargs: f"a:{args}:{kwargs}")
+    assert key.name((7, 8), {}) == "a:7:8"
 
 
 # --- signatures -----------------------------------------------------------------------------------
