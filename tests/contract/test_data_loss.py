@@ -133,24 +133,52 @@ def test_a_grant_that_came_too_late_is_no_loss_of_a_task_that_another_worker_has
     assert list(late()) == absent
 
 
-def test_a_message_that_was_parked_once_more_is_lost_if_redis_has_lost_that(redis_client):
-    """It had returned to the queue before. Its worker parks it again only if it counts as lost."""
+def test_a_message_that_was_parked_once_more_runs_if_redis_has_lost_that(redis_client):
+    """Its worker parks it again, since it counts as lost. Redis has a record of the former run."""
     store = RedisStore(redis_client)
     message = park(store, "a", 1)
     store.release("a", "holder.0", Ending.FINAL)
     store.release("a", message.token, Ending.AGAIN)
     (begun,) = store.inspect("a").holders
     store.claim(Owner(begun.token, worker="w"), "a", 30, acks_early=True)
-    old = {key: redis_client.dump(key) for key in redis_client.scan_iter("csl:{*}:a:*")}
+    old = {key: redis_client.dump(key) for key in redis_client.scan_iter()}
     store.release("a", begun.token, Ending.LATER, worker="w")
+    offer = store.release("a", begun.token, Ending.OFFER, worker="w")
+    assert offer.lost, "its worker has the message, and no other has: it must park it"
     owner = Owner(begun.token, f"{message.task_id}/0/0", message.task)
     store.park(owner, Claim("a", unanswered=True), MessageToPark(b"body", "r", "q", None))
     (granted,) = store.inspect("a").holders
-    redis_client.delete(*redis_client.scan_iter("csl:{*}:a:*"))
+    redis_client.delete(*redis_client.scan_iter())
     for key, value in old.items():
         redis_client.restore(key, 0, value)
     reply = store.claim(Owner(granted.token, worker="w"), "a", 30, acks_early=True)
     assert (reply.verdict, reply.lost) == (Verdict.ABSENT, True)
+    owner = owner._replace(token=granted.token)
+    store.park(owner, Claim("a", unanswered=True), MessageToPark(b"body", "r", "q", None))
+    (again,) = store.inspect("a").holders
+    assert again.token not in {begun.token, granted.token}, "the record of the former run is back"
+    assert store.claim(owner._replace(token=again.token), "a", 30).verdict is Verdict.GRANTED
+    store.close()
+
+
+def test_a_run_that_began_again_keeps_its_lock_if_a_late_delivery_is_parked(redis_client):
+    """Redis has lost that the first run has ended, and has granted the message once more."""
+    store = RedisStore(redis_client)
+    message = park(store, "a", 1)
+    owner = Owner(message.token, f"{message.task_id}/0/0", message.task)
+    store.release("a", "holder.0", Ending.FINAL)
+    old = {key: redis_client.dump(key) for key in redis_client.scan_iter()}
+    store.claim(owner, "a", 30, acks_early=True)
+    store.release("a", message.token, Ending.LATER)
+    store.park(owner, Claim("a", unanswered=True), MessageToPark(b"body", "r", "q", None))
+    (late,) = store.inspect("a").holders
+    redis_client.delete(*redis_client.scan_iter())
+    for key, value in old.items():
+        redis_client.restore(key, 0, value)
+    store.claim(owner, "a", 30, acks_early=True)
+    owner = owner._replace(token=late.token)
+    store.park(owner, Claim("a", unanswered=True), MessageToPark(b"body", "r", "q", None))
+    assert [holder.token for holder in store.inspect("a").holders] == [message.token]
     store.close()
 
 

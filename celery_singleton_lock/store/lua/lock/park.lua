@@ -20,6 +20,13 @@ local verdict, reserved, first
 local settles = wanted_flow and wanted_flow.settle
 local follows = wanted_flow and wanted_flow.follow
 local about = {parked = '1', realm = realm, queue = route, task = task}
+if unanswered == '1' and not where then
+  local former, run = run_before(token, attempt)
+  if former then
+    leave_holders(former, run)
+    drop_record(former, run)
+  end
+end
 if unanswered == '1' and where == 'holder' then -- its claim may have deleted the stored message
   verdict, alone, rec.settled = 'waiting', false, nil
   rec.realm, rec.queue = realm, route -- with several locks, the message may have been stored elsewhere

@@ -103,6 +103,13 @@ local function is_stored(token, attempt)
   return other ~= nil or has_body(base_of(token))
 end
 
+-- The token and record of a run that ended before its message was parked again as `token`, or nil. Redis has lost that end.
+local function run_before(token, attempt)
+  local base, parked_us = split(token) -- the number of such a token is the time at which it was parked
+  local other, rec = holder_of(attempt, base .. '.')
+  if other and rec.state == 'running' and tonumber(rec.since) * 1000 < parked_us then return other, rec end
+end
+
 local function is_done(member)
   if not remembers or member == '' then return false end
   local till = redis.call('ZSCORE', done, member)
