@@ -11,6 +11,7 @@ from celery import Celery
 from celery_singleton_lock import LockedTask
 
 URL = os.environ.get("CELERY_BROKER_URL", "redis://localhost:6379/0")
+TAKES = float(os.environ.get("REPORT_TAKES", "1"))  # seconds
 
 app = Celery("reports", broker=URL, backend=URL)
 made = redis.Redis.from_url(URL, decode_responses=True)
@@ -52,6 +53,6 @@ def page(charts: list[str]) -> str:
 
 def make(what: str) -> str:
     """Take a second, and count how often this was made."""
-    time.sleep(1)
+    time.sleep(TAKES)
     made.incr(f"made:{what}")
     return what

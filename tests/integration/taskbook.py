@@ -269,7 +269,8 @@ def build(  # noqa: C901, PLR0915  # a list of declarations, made anew for each 
     declare("act_hook_fail", lock_on_conflict="fail", on_failure=_raising_hook)
     declare("act_hook_patient", lock_wait_timeout=1.0, on_failure=_raising_hook)
     declare("act_hard_late", time_limit=1, acks_late=True, acks_on_timeout=False)
-    auto = {"autoretry_for": (ValueError,), "max_retries": 1, "default_retry_delay": 0.1}
+    # Celery stores RETRY after it has sent the retry, which must not have ended by then.
+    auto = {"autoretry_for": (ValueError,), "max_retries": 1, "default_retry_delay": 1.0}
     declare("act_auto", **auto)
     declare("act_auto_late", acks_late=True, **auto)
     declare("plain_auto", Task, **auto)

@@ -196,6 +196,7 @@ def test_events_cost_the_locks_redis_no_command(redis_url, make_redis, tmp_path,
                 "CLIENT",
                 "HELLO",
                 "TIME",
+                "GET",  # every few seconds: whether Redis still has its schema
                 "EVALSHA inspect",
                 "EVALSHA identify",
             }

@@ -88,6 +88,7 @@ def test_L27_the_sum_of_all_accounts_is_exact_after_many_transfers(own_book, poo
 
 @only("prefork")
 @pytest.mark.full
+@pytest.mark.timeout(480)
 def test_T7_transfers_survive_workers_that_are_killed(own_book, pool, bank):
     """One of three workers is killed and replaced, again and again; the sum is exact.
 
@@ -96,7 +97,7 @@ def test_T7_transfers_survive_workers_that_are_killed(own_book, pool, bank):
     worker had not acknowledged: beside what is parked.
     """
     conf = {"broker_transport_options": redelivery_after(5)}
-    sent = set(send(own_book, 4000, dies=range(50, 4000, 400)))
+    sent = set(send(own_book, 2500, dies=range(50, 2500, 400)))
     fleet = []
 
     def start():
