@@ -60,10 +60,11 @@ def pytest_collection():
         gc.freeze()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def full(request) -> bool:
-    """Whether this run plays all."""
-    return request.config.getoption("full")
+    """Whether this run plays all of the test: with a shard, if the test's file is in it."""
+    shard = _shard(request.config)
+    return request.config.getoption("full") and (shard is None or shard.contains(request.node))
 
 
 @pytest.fixture(scope="session")
