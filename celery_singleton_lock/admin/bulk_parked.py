@@ -8,7 +8,15 @@ from typing import Any, Final
 
 from celery_singleton_lock.admin.export_parked import PurgedFile
 from celery_singleton_lock.admin.multi_lock_views import give_back
-from celery_singleton_lock.admin.select_parked import STEP, Filter, Tally, select, steps
+from celery_singleton_lock.admin.select_parked import (
+    STEP,
+    Filter,
+    Stays,
+    Tally,
+    leaving,
+    select,
+    steps,
+)
 from celery_singleton_lock.admin.sweep import requeue_expired
 from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.core.owner_token import new_token
@@ -24,6 +32,7 @@ def purge(
     wanted: Filter,
     by: Operator,
     *,
+    realm: str = "",
     dropped: Callable[[Waiting], None] | None = None,
     done_for: float = 3600.0,
     file: PurgedFile | None = None,
@@ -34,6 +43,8 @@ def purge(
         store: the store of the locks.
         wanted: the tasks.
         by: the operator; ``by.action`` is ``purge``.
+        realm: the realm of the broker. Messages of other realms stay parked. If it is empty, those
+            of all realms are dropped.
         dropped: called with each dropped task and its message, to store a result.
         done_for: seconds for which duplicate deliveries of a dropped task are discarded.
         file: where the dropped tasks are written, for an import.
@@ -46,7 +57,7 @@ def purge(
     """
     requeue_expired(store)
     tally = Tally()
-    for group in steps(select(store, wanted)):
+    for group in steps(leaving(tally, select(store, wanted), not_purged(realm))):
         tokens = [each.token for each in group]
         if file is not None:
             file.before(group)
@@ -61,6 +72,16 @@ def purge(
             give_back(store, each)
             dropped(each)  # type: ignore[misc]  # not None: the loop is empty without it
     return tally
+
+
+def not_purged(realm: str) -> Stays:
+    """Return what tells why a task is not purged: it may belong to another application.
+
+    Args:
+        realm: the realm of the broker; empty: all tasks are purged.
+    """
+    reason = "of another broker (--any-broker includes them)"
+    return lambda each: reason if realm and each.realm != realm else ""
 
 
 class Pace:
@@ -130,27 +151,32 @@ def drain(
     """
     requeue_expired(store)
     tally = Tally()
-    began = int(store.time() * 1_000_000)
-
-    def leaves(each: Waiting) -> bool:
-        reason = _stays(each, realm, began)
-        tally.skipped[reason] += bool(reason)
-        return not reason
-
-    for group in steps(filter(leaves, select(store, wanted)), pace.ahead):
+    for group in steps(
+        leaving(tally, select(store, wanted), not_drained(store, realm)), pace.ahead
+    ):
         _send_off(store, group, by, publish, pace, tally)
     return tally
 
 
-def _stays(each: Waiting, realm: str, began: int) -> str:
-    """Return why a task is not drained, or an empty text."""
-    if each.realm != realm:
-        return "of another broker"
-    if each.state in {"delayed", "settling", "leaving"}:
-        return each.state
-    if each.state in {"overdue", "replaced", "revoked", "rejected", "too_costly", "above_rate"}:
-        return f"{each.state}: a worker has to end it"
-    return "parked since" if each.arrival > began else ""
+def not_drained(store: AdminStore, realm: str) -> Stays:
+    """Return what tells why a task is not drained.
+
+    Args:
+        store: the store of the locks.
+        realm: the realm of the broker.
+    """
+    began = int(store.time() * 1_000_000)
+
+    def stays(each: Waiting) -> str:
+        if each.realm != realm:
+            return "of another broker"
+        if each.state in {"delayed", "settling", "leaving"}:
+            return each.state
+        if each.state in {"overdue", "replaced", "revoked", "rejected", "too_costly", "above_rate"}:
+            return f"{each.state}: a worker has to end it"
+        return "parked since" if each.arrival > began else ""
+
+    return stays
 
 
 def _send_off(  # noqa: PLR0917  # the parts of one step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Final
@@ -91,10 +91,24 @@ def select(store: AdminStore, wanted: Filter) -> Iterator[Waiting]:
         yield from filter(wanted.fits, waiting_in(store, name))
 
 
-def count(store: AdminStore, wanted: Filter) -> Tally:
+Stays = Callable[[Waiting], str]
+"""Returns why an operation leaves a task as it is, or an empty text."""
+
+
+def leaving(tally: Tally, found: Iterable[Waiting], stays: Stays) -> Iterator[Waiting]:
+    """Yield the tasks that do not stay. Count the others as skipped."""
+    for each in found:
+        reason = stays(each)
+        if reason:
+            tally.skipped[reason] += 1
+        else:
+            yield each
+
+
+def count(store: AdminStore, wanted: Filter, stays: Stays = lambda _: "") -> Tally:
     """Count the matching parked tasks. Changes nothing."""
     tally = Tally()
-    for each in select(store, wanted):
+    for each in leaving(tally, select(store, wanted), stays):
         tally.done[each.lock] += 1
     return tally
 

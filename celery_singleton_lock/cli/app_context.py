@@ -63,11 +63,6 @@ class AppSide(OperatorActions):
         """Restore the app's settings."""
         self.app.conf.broker_transport_options = self._transport_options
 
-    @property
-    def realm(self) -> str:
-        """The realm of the app's broker."""
-        return self.extension.realm
-
     # -- the protocol Witness ---------------------------------------------------------------------
 
     def seen(self, task_id: str) -> tuple[str, str] | None:

@@ -13,7 +13,13 @@ from typing import Any, Final, TextIO
 
 import click
 
-from celery_singleton_lock.admin.bulk_parked import Pace, drain, purge
+from celery_singleton_lock.admin.bulk_parked import (
+    Pace,
+    drain,
+    not_drained,
+    not_purged,
+    purge,
+)
 from celery_singleton_lock.admin.export_parked import (
     ENDED,
     PurgedFile,
@@ -50,6 +56,11 @@ SEVERAL: Final = "(several locks)"
     type=click.Path(dir_okay=False, path_type=Path),
     help="File to create. import --again parks the dropped tasks again.",
 )
+@click.option(
+    "--any-broker",
+    is_flag=True,
+    help="Also tasks of other brokers, which may be those of another application.",
+)
 @reason
 @agreed
 @dry
@@ -58,10 +69,11 @@ SEVERAL: Final = "(several locks)"
 def purge_command(target: Target, output: Path | None, **how: Any) -> None:
     """Drop parked tasks permanently, selected by lock, task, age, queue or state."""
     wanted = chosen(how)
+    realm = target.app.realm if target.app and not how["any_broker"] else ""
     if how["dry_run"] or not how["yes"]:
         if not how["dry_run"]:
             requeue_expired(target.store)
-        tally = count(target.store, wanted)
+        tally = count(target.store, wanted, not_purged(realm))
         if how["dry_run"] or not tally.total:
             return tell_tally(tally, "would be dropped", how["machine"])
         locks = f"{len(tally.done):,} lock{'s' * (len(tally.done) > 1)}"
@@ -73,7 +85,7 @@ def purge_command(target: Target, output: Path | None, **how: Any) -> None:
     with ExitStack() as stack:
         kept = stack.enter_context(_opened(output)) if output else None
         file = PurgedFile(target.store, kept) if kept else None
-        tally = purge(target.store, wanted, by, dropped=tell, file=file)
+        tally = purge(target.store, wanted, by, realm=realm, dropped=tell, file=file)
     target.announce(by, tally.done, "purge")
     return tell_dropped(target, tally, how["machine"])
 
@@ -127,7 +139,7 @@ def drain_command(target: Target, rate: float, **how: Any) -> None:
     if how["dry_run"] or not how["yes"]:
         if not how["dry_run"]:
             requeue_expired(target.store)
-        tally = count(target.store, wanted)
+        tally = count(target.store, wanted, not_drained(target.store, app.realm))
         if how["dry_run"] or not tally.total:
             return tell_tally(tally, "would be sent to the broker", how["machine"])
         risk = "A worker that does not have the task of a message discards it."

@@ -21,7 +21,7 @@ from celery_singleton_lock.admin import (
     force_release,
     forced_release_warning,
 )
-from celery_singleton_lock.admin.bulk_parked import purge
+from celery_singleton_lock.admin.bulk_parked import not_purged, purge
 from celery_singleton_lock.admin.change_lock import drop_warning, find_waiter, queues_again
 from celery_singleton_lock.admin.select_parked import Filter, count
 from celery_singleton_lock.admin.why_sentences import short
@@ -148,6 +148,11 @@ class Effects(Protocol):
 
     untold: int
 
+    @property
+    def realm(self) -> str:
+        """The realm of the app's broker. Tasks of other brokers are dropped one by one only."""
+        ...
+
     def tell_dropped(self, each: Waiting, by: Operator) -> None:
         """Store REVOKED as the result of a dropped task."""
         ...
@@ -250,7 +255,7 @@ class LockChanges:
         counts = {name: self._parked(name) for name, _ in targets}
         total = sum(counts.values())
         if not total:
-            msg = "No task is parked there any more."
+            msg = "No task of this app's broker is parked there any more."
             raise Refused(msg)
         _refuse_too_many(total)
         items = [f"{number:,} of {name}" for name, number in counts.items() if number]
@@ -258,7 +263,8 @@ class LockChanges:
         return question, _THEY_WILL_NOT_RUN, items
 
     def _parked(self, name: str) -> int:
-        return count(self._store, Filter(name, exact=True)).total
+        wanted = Filter(name, exact=True)
+        return count(self._store, wanted, not_purged(self._effects.realm)).total
 
     # -- the change -------------------------------------------------------------------------------
 
@@ -319,7 +325,8 @@ class LockChanges:
         else:
             _refuse_too_many(self._parked(name))
             wanted = Filter(name, exact=True, arrived_by=asked_at or math.inf)
-            gone = purge(self._store, wanted, by, dropped=tell).total
+            realm = self._effects.realm
+            gone = purge(self._store, wanted, by, realm=realm, dropped=tell).total
         if not gone:
             msg = f"Nothing was dropped of {name!r}: it has the lock by now, or has ended."
             raise Refused(msg, name)

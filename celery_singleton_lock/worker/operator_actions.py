@@ -48,6 +48,11 @@ class OperatorActions:
         self.untold: int = 0
         self._results_away = self._events_away = False
 
+    @property
+    def realm(self) -> str:
+        """The realm of the app's broker."""
+        return self.extension.realm
+
     def terminate(self, task_id: str) -> None:
         """Tell the worker of a task to terminate it.
 

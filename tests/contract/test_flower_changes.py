@@ -30,6 +30,7 @@ class Results:
     """Collects the tasks for which a result would be stored."""
 
     untold = 0
+    realm = "R"
 
     def __init__(self):
         self.ids = []
@@ -188,11 +189,22 @@ def test_all_parked_tasks_of_locks_are_dropped_but_not_those_that_came_later(
     assert sorted(results.ids) == ["a1", "b1"]
 
 
+def test_all_parked_tasks_are_those_of_the_apps_broker(store, changes, results):
+    """Others may be those of another application, whose callers would wait for ever."""
+    hold(store, "a")
+    park(store, "a", "t1")
+    results.realm = "another"
+    with pytest.raises(Refused, match="No task of this app's broker is parked"):
+        changes.question(request("drop", "a"))
+    assert "Nothing was dropped" in changes.carry_out(request("drop", "a"), BY).refused[0]
+    assert (queue(store, "a"), results.ids) == (["t1"], [])
+
+
 def test_the_page_does_not_drop_more_than_it_can_wait_for(store, changes, monkeypatch):
     """The error names the command, which can."""
     monkeypatch.setattr(changes_module, "MAX_DROPPED", 1)
     hold(store, "a")
-    with pytest.raises(Refused, match="No task is parked there any more"):
+    with pytest.raises(Refused, match="No task of this app's broker is parked"):
         changes.question(request("drop", "a"))
     for task in ("t1", "t2"):
         park(store, "a", task)

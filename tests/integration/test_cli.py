@@ -470,10 +470,8 @@ def test_purge_takes_those_that_fit_and_asks_before(run, alone, admin):
     park(admin, "p:old", 3, age=7200)
     park(admin, "p:new", 2)
     park(admin, "p:new", 2, task="app.other")
-    for command in (run, alone):
-        counted = command(
-            "purge", "--match", "p:", "--older-than", "1h", "--dry-run", "--json"
-        ).json
+    old = ("purge", "--match", "p:", "--older-than", "1h", "--dry-run", "--json")
+    for counted in (run(*old, "--any-broker").json, alone(*old).json):
         assert counted["locks"] == {"p:old": 3}
     assert "select the tasks: " in run("purge", code=2).err
     asked = alone("purge", "--match", "p:*", "--older-than", "1h", code=1, stdin="n\n")
@@ -631,7 +629,7 @@ def test_drained_tasks_run_without_this_library_in_their_order(run_own, alone, o
     ids = parked_messages(book, key, 7)
     park(store, f"k:{key}", 1, realm="another")
     counted = run_own("drain", "--lock", f"k:{key}", "--dry-run", "--json").json
-    assert counted["total"] == 8
+    assert (counted["total"], counted["left"]) == (7, {"of another broker": 1})
     drained = run_own("drain", "--lock", f"k:{key}", "--rate", 0, "--yes", "--json").json
     assert (drained["total"], drained["left"]) == (7, {"of another broker": 1})
     assert store.inspect(f"k:{key}").bodies == 1
@@ -639,10 +637,28 @@ def test_drained_tasks_run_without_this_library_in_their_order(run_own, alone, o
     sent = [json.loads(raw) for raw in book.broker.lrange(f"q-{key}", 0, -1)][::-1]
     assert [each["headers"]["id"] for each in sent] == ids
     assert not {name for each in sent for name in each["headers"] if "singleton" in name}
-    run_own("purge", "--lock", f"k:{key}", "--yes")
+    run_own("purge", "--lock", f"k:{key}", "--any-broker", "--yes")
     with book.worker(queues=f"q-{key}", concurrency=1):
         assert [book.value(r) for r in ids] == list(range(7))
     assert book.order(key) == list(range(7))
+
+
+def test_a_purge_leaves_the_tasks_of_another_application(run_own, alone, own_book, key):
+    """Its callers would wait for ever: REVOKED is stored in the result backend of this app."""
+    name, store = f"k:{key}", RedisAdminStore(own_book.client)
+    parked_messages(own_book, key, 2)
+    park(store, name, 3, realm="another")
+    left = {"of another broker (--any-broker includes them)": 3}
+    for how in ("--dry-run", "--yes"):
+        purged = run_own("purge", "--all", how, "--json").json
+        assert (purged["total"], purged["left"]) == (2, left)
+    assert store.inspect(name).bodies == 3
+    assert run_own("purge", "--lock", name, "--yes").out.splitlines() == [
+        "        3  left: of another broker (--any-broker includes them)",
+        "        0  dropped",
+    ]
+    assert run_own("purge", "--all", "--any-broker", "--dry-run", "--json").json["total"] == 3
+    assert run_own("purge", "--all", "--any-broker", "--yes", "--json").json["total"] == 3
 
 
 def test_a_drain_that_the_broker_refuses_loses_nothing(run, book, admin, key, monkeypatch):
@@ -659,7 +675,7 @@ def test_a_drain_that_the_broker_refuses_loses_nothing(run, book, admin, key, mo
     said = run("drain", "--lock", f"k:{key}", "--yes", code=3).err
     assert "still parked" in said
     assert admin.inspect(f"k:{key}").bodies == 3
-    run("purge", "--lock", f"k:{key}", "--yes")
+    run("purge", "--lock", f"k:{key}", "--any-broker", "--yes")
 
 
 @pytest.mark.parametrize(("away", "asked"), [(True, 1), (False, 3)])
@@ -704,7 +720,7 @@ def test_a_purge_does_not_wait_for_the_broker_once_per_lock(run, book, admin, ke
         raise ConnectionError
 
     for number in range(3):
-        park(admin, f"k:{key}-{number}")
+        park(admin, f"k:{key}-{number}", realm=install(book.app).realm)
     monkeypatch.setattr(book.app.events, "default_dispatcher", fail)
     assert run("purge", "--match", key, "--yes", "--json").json["total"] == 3
     assert len(asked) == 1

@@ -21,7 +21,9 @@ from celery_singleton_lock.core.unique import UniqueCall
 from celery_singleton_lock.demo.redis_server import RedisServer
 from celery_singleton_lock.store.operator.base import Operator
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
+from celery_singleton_lock.worker.install import install
 from integration.book import Book
+from support import waiters
 from support.flower import (
     PASSWORD,
     USER,
@@ -30,7 +32,7 @@ from support.flower import (
     browser,
     needs_flower,
 )
-from support.waiters import hold_many, park
+from support.waiters import hold_many
 from support.waiting import eventually, in_time
 
 pytestmark = [
@@ -72,7 +74,8 @@ def store(book):
     if keys:
         book.client.delete(*keys)
     store = RedisAdminStore(book.client, claim_lease=60.0)
-    store.worker_heartbeat(ALIVE, "R", ["q"], 600)
+    store.app_realm = install(book.app).realm
+    store.worker_heartbeat(ALIVE, store.app_realm, ["q"], 600)
     yield store
     store.close()
 
@@ -107,6 +110,11 @@ def hold(store, name, worker=ALIVE, task="shop.settle", limit=1, lease=120.0):
     return token
 
 
+def park(store, *args, **how):
+    """Park a message of the broker of Flower's app; return its token."""
+    return waiters.park(store, *args, realm=store.app_realm, **how)
+
+
 def trouble(store):
     """Make one lock of each kind."""
     for name in ("account:1", "account:2"):
@@ -115,7 +123,7 @@ def trouble(store):
     hold(store, "paused")
     park(store, "paused")
     store.pause("paused", Operator("jane", why="migration"))
-    store.worker_heartbeat(DEAD, "R", ["q"], 600)
+    store.worker_heartbeat(DEAD, store.app_realm, ["q"], 600)
     hold(store, "dead", DEAD)
     park(store, "dead", "waits-2")
     token = hold(store, "unserved")
