@@ -109,10 +109,11 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is 
         # acknowledges the tasks that have their locks, while there is a connection
         self.runtime.loop_channel.handle_notices()
         self.runtime.loop_channel.hurry()  # sends their delayed events
-        self.runtime.loop_channel.detach()
         closing = consumer.controller.blueprint.state in (bootsteps.CLOSE, bootsteps.TERMINATE)
         if closing:
             self.runtime.agent.retire()
+            self.runtime.finish_parking()
+        self.runtime.loop_channel.detach()
         self.runtime.dispatcher.abandon(unless_dispatched=closing)
 
     def shutdown(self, consumer: Any) -> None:

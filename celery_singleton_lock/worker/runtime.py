@@ -14,7 +14,7 @@ from celery.signals import task_revoked
 from celery.worker.state import requests, reserved_requests
 
 from celery_singleton_lock.core import native_threads
-from celery_singleton_lock.core.clock import ServerClock
+from celery_singleton_lock.core.clock import ServerClock, SystemClock
 from celery_singleton_lock.core.installed_version import installed_version
 from celery_singleton_lock.core.lock_mode import Modes
 from celery_singleton_lock.core.parked_message import Delivery
@@ -54,8 +54,13 @@ from celery_singleton_lock.worker.redelivery import (
 from celery_singleton_lock.worker.request import LockedRequest
 from celery_singleton_lock.worker.request_reader import RequestReader
 
+FINISH_PARKING: Final = 0.5
+"""Seconds for which a worker that stops waits until Redis has what is being parked."""
+
 FLUSH: Final = 2.0
 """Most seconds for which a worker that exits waits for the agent."""
+
+_clock = SystemClock()
 
 
 @dataclasses.dataclass(slots=True)
@@ -421,6 +426,20 @@ class Runtime:
             "renewals_failed": self.watchdog.failed,
             **self.agent.counts(),
         }
+
+    def finish_parking(self) -> None:
+        """Acknowledge the messages that are being parked, while there is a connection.
+
+        Otherwise the broker delivers them again although Redis has them. A worker that locks drops
+        such a copy. One that does not, as after a rollback, runs both.
+        """
+        in_flight, until = self.dispatcher.in_flight, _clock.monotonic() + FINISH_PARKING
+        pause = threading.Event().wait
+        in_flight.drop_followers()
+        while in_flight.parking() and _clock.monotonic() < until:
+            if self.consumer.hub is not None:  # otherwise a thread makes the calls
+                self.loop_channel.drain()
+            pause(0.002)
 
     def shut(self) -> None:
         """End the threads; release the locks of tasks whose processes have ended.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -111,6 +112,31 @@ def test_after_a_rollback_each_parked_task_runs_once_in_a_worker_without_locks(o
         never(lambda: len(own_book.starts("a")) > 6 or own_book.queued("far"), during=1.0)
     own_book.await_free("a", 10)
     holder.stop()
+
+
+def test_a_worker_that_stops_under_load_leaves_no_message_both_parked_and_with_the_broker(own_book):
+    """After a rollback to plain workers the task ran twice: for each message, by each way."""
+    sent, stop = [], threading.Event()
+
+    def send():
+        while not stop.is_set():
+            sent.append(own_book.send("act", "a", len(sent) + 1))
+
+    with own_book.worker() as worker:
+        own_book.start_holder("a")
+        sender = threading.Thread(target=send)
+        sender.start()
+        try:
+            eventually(lambda: own_book.view("a").waiting >= 20, 20, "it parks them")
+            worker.terminate()
+            eventually(lambda: own_book.queued() > 20, 20, "the worker consumes no more")
+        finally:
+            stop.set()
+            sender.join()
+        own_book.open("a-0")
+        worker.wait()
+    assert len(own_book.starts("a")) == 1
+    assert own_book.queued() + own_book.view("a").bodies == len(sent)
 
 
 def test_parked_tasks_wait_for_a_worker_that_has_the_task(own_book):

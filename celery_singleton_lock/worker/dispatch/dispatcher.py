@@ -104,6 +104,7 @@ class Dispatcher:
         self._commands = commands
         self._publish_at_exit = publish_at_exit
         self.children: Final = children
+        self._closing = False
         self.alone: frozenset[str] = frozenset()
         self.waits_for_rate: Callable[[str], bool] = lambda _name: False
         self.in_flight: InFlight = InFlight(self._wait)
@@ -176,6 +177,8 @@ class Dispatcher:
         )
         if not tells:
             return self._forward(request)
+        if self._closing and request.lock_header is NO_HEADER:
+            return None  # received while the consumer is cancelled: the broker delivers it again
         try:
             self._take(request)
         except Exception as error:
@@ -314,6 +317,7 @@ class Dispatcher:
         Args:
             unless_dispatched: leave the messages that the pool has already sent to a child.
         """
+        self._closing = unless_dispatched
         self.in_flight.drop_followers()
         for request in self.in_flight.in_hand():
             self._give_back(request, unless_dispatched=unless_dispatched)
