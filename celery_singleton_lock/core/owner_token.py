@@ -35,3 +35,9 @@ def base_of(token: str) -> str:
     """Return the part of a token that is the same for all deliveries."""
     base, dot, number = token.rpartition(".")
     return base if dot and number.isdecimal() else token
+
+
+def number_of(token: str) -> int:
+    """Return the part of a token that grows with the deliveries of a message."""
+    _, dot, number = token.rpartition(".")
+    return int(number) if dot and number.isdecimal() else 0

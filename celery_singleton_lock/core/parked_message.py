@@ -118,6 +118,8 @@ class ParkedMessage(NamedTuple):
         moved: whether it was parked before, and was sent to the broker in between.
         attempt: with several locks, the attempt of the task. The task may start over under other
             tokens; its end is remembered by its attempt, too.
+        former: if it was parked again, locks and tokens of its former delivery, which had ended.
+        worker: id of the worker where that was.
     """
 
     lock: str
@@ -126,3 +128,5 @@ class ParkedMessage(NamedTuple):
     task_id: str
     moved: bool = False
     attempt: str = ""
+    former: tuple[tuple[str, str], ...] = ()
+    worker: str = ""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from celery_singleton_lock.core.lock_view import Parked
 from celery_singleton_lock.core.model import Claim, Owner, Reply, Verdict
-from celery_singleton_lock.core.owner_token import base_of, new_token
+from celery_singleton_lock.core.owner_token import base_of, new_token, number_of
 from celery_singleton_lock.core.parked_message import (
     Delivery,
     MessageToPark,
@@ -253,12 +253,32 @@ class MessageOperations(ScriptRunner):
             self._end_of,
             self._end_of_attempt,
             self._sent_of,
+            self._vouched_of,
             self._first_of,
             self._later_of,
-            self._vouched_of,
         )
-        found = yield from self._exist(trace(each) for each in messages for trace in traces)
-        return [any(found[i : i + len(traces)]) for i in range(0, len(found), len(traces))]
+        commands = [trace(each) for each in messages for trace in traces]
+        answers = yield from self._answers(commands)
+        found = [answers[i : i + len(traces)] for i in range(0, len(answers), len(traces))]
+        traced = []
+        for message, seen in zip(messages, found, strict=True):
+            *others, first, later = seen
+            known = any(map(_exists, others)) or _is_other(message, first)
+            known = known or _is_other(message, later)
+            traced.append(known or (yield from self._runs_elsewhere(message, (first, later))))
+        return traced
+
+    def _runs_elsewhere(self, message: ParkedMessage, raw: Sequence[Any]) -> Steps[bool]:
+        """Return whether another worker runs the former delivery again, which Redis has granted."""
+        entries = [each for one in raw if one for each in replies.entries_in_index(one)]
+        records = yield from self._answers(
+            Command(("HGET", self.keyspace.lock(lock).record, token)) for lock, token in entries
+        )
+        return any(
+            isinstance(record, Exception) or replies.worker_in(record) != message.worker
+            for record in records
+            if record
+        )
 
     def _body_of(self, message: ParkedMessage) -> Command:
         key = self.keyspace.lock(message.lock).bodies
@@ -279,18 +299,26 @@ class MessageOperations(ScriptRunner):
 
     def _first_of(self, message: ParkedMessage) -> Command:
         key = self.keyspace.lock(message.lock).index
-        return Command(("HEXISTS", key, names_in_index(message.task_id)[0]))
+        return Command(("HGET", key, names_in_index(message.task_id)[0]))
 
     def _later_of(self, message: ParkedMessage) -> Command:
         key = self.keyspace.lock(message.lock).index
-        return Command(("HEXISTS", key, names_in_index(message.task_id)[1]))
+        return Command(("HGET", key, names_in_index(message.task_id)[1]))
 
     def _vouched_of(self, message: ParkedMessage) -> Command:
         return Command(("SISMEMBER", self.keyspace.vouched, base_of(message.token)))
 
-    @staticmethod
-    def _exist(commands: Iterable[Command]) -> Steps[list[bool]]:
+    def _exist(self, commands: Iterable[Command]) -> Steps[list[bool]]:
         """Return which keys or fields exist; one that the server refuses to read counts as found.
+
+        Raises:
+            BackendUnreachable: a server does not answer.
+        """
+        return [_exists(answer) for answer in (yield from self._answers(commands))]
+
+    @staticmethod
+    def _answers(commands: Iterable[Command]) -> Steps[list[Any]]:
+        """Return the answers; an error for what the server refuses to read.
 
         Raises:
             BackendUnreachable: a server does not answer.
@@ -300,7 +328,7 @@ class MessageOperations(ScriptRunner):
         for answer in answers:
             if isinstance(answer, Exception) and isinstance(explain(answer), BackendUnreachable):
                 raise explain(answer) from answer
-        return [answer not in {None, 0} for answer in answers]
+        return list(answers)
 
     def vouch(self, tokens: Sequence[str]) -> Steps[None]:
         """Record which messages are not lost; see :meth:`MessageStore.vouch`."""
@@ -317,6 +345,27 @@ class MessageOperations(ScriptRunner):
         if pairs:
             set_, expire = ("HSET", key, *pairs), ("PEXPIRE", key, milliseconds(LOST_FOR))
             yield from self.send_each([Command(set_), Command(expire)])
+
+
+def _exists(answer: Any) -> bool:
+    return answer not in {None, 0}
+
+
+def _is_other(message: ParkedMessage, raw: Any) -> bool:
+    """Return whether an entry of the index has another record than that of a former delivery.
+
+    Redis may have lost the end of that delivery, and with it the message that was parked then.
+    """
+    if not (message.former and isinstance(raw, (bytes, str))):
+        return _exists(raw)
+    return any(not _is_former(message, *entry) for entry in replies.entries_in_index(raw))
+
+
+def _is_former(message: ParkedMessage, lock: str, token: str) -> bool:
+    return any(
+        lock == name and base_of(token) == base_of(former) and number_of(token) <= number_of(former)
+        for name, former in message.former
+    )
 
 
 def names_in_index(task_id: str) -> tuple[str, str]:

@@ -97,6 +97,11 @@ def entries_in_index(raw: Any) -> list[tuple[str, str]]:
     return [(name, token) for name, _, token in (entry.rpartition("\n") for entry in entries)]
 
 
+def worker_in(raw: Any) -> str:
+    """Return the worker of a record."""
+    return str(json.loads(text(raw)).get("worker", ""))
+
+
 def reply(raw: bytes | str) -> Reply:
     """Return the answer of a script with the reply type ``answer``, such as acquire."""
     if raw == _RELEASED:

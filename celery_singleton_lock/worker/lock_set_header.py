@@ -133,10 +133,14 @@ def at_first_lock(header: LockHeader) -> LockHeader:
 
 def claim_in(header: LockHeader) -> UnansweredClaim:
     """Return the claim of a header that :func:`unanswered` has returned."""
+    return UnansweredClaim(header.attempt, header.token, held_before(header))
+
+
+def held_before(header: LockHeader) -> list[tuple[str, str]]:
+    """Return locks and tokens, apart from the first, of the delivery before it was parked again."""
     lock_set = header.lock_set
     held = () if lock_set is None else (lock_set.left, *lock_set.frees)
-    others = [(part.name, part.token) for part in held if part is not None]
-    return UnansweredClaim(header.attempt, header.token, others)
+    return [(part.name, part.token) for part in held if part is not None]
 
 
 def time_left(header: LockHeader, timeout: float | None, now: float) -> float | None:

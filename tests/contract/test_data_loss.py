@@ -255,3 +255,21 @@ def test_only_so_many_losses_are_noted(store, monkeypatch):
     store.note_lost({f"id{number}": "{}" for number in range(2)})
     store.note_lost({f"id{number}": "{}" for number in range(2, 9)})
     assert store.losses(10) == (3, ["id0", "id1", "id2"])
+
+
+def test_the_record_of_a_former_run_is_no_trace_of_a_message_that_was_parked_after_it(store):
+    """Redis has lost the end of that run, and the message, as after a restart from a snapshot."""
+    message = park(store, "a", 1)
+    store.release("a", "holder.0", Ending.FINAL)
+    owner = Owner(message.token, f"{message.task_id}/0/0", message.task, "w")
+    store.claim(owner, "a", 30, acks_early=True)
+    again = message._replace(former=(("a", message.token),), worker="w")
+    elsewhere = again._replace(worker="another")
+    assert list(store.has_traces([message, again, elsewhere])) == [True, False, True]
+    store.release("a", message.token, Ending.LATER, worker="w")
+    store.park(owner, Claim("a", unanswered=True), MessageToPark(b"body", "r", "q", None))
+    assert list(store.has_traces([again])) == [True]
+    (holder,) = store.inspect("a").holders
+    store.claim(owner._replace(token=holder.token), "a", 30, acks_early=True)
+    assert list(store.has_messages([again])) == [False]
+    assert list(store.has_traces([again])) == [True], "it runs, and nothing is lost"

@@ -18,6 +18,7 @@ from celery_singleton_lock.store.base import ReplicaStore
 from celery_singleton_lock.worker.agent_commands import Call, Park
 from celery_singleton_lock.worker.agent_queue import RETRY, AgentQueue
 from celery_singleton_lock.worker.background_thread import BackgroundThread
+from celery_singleton_lock.worker.lock_set_header import held_before
 
 logger: Final = logging.getLogger(__name__)
 
@@ -48,9 +49,17 @@ class ParkedAnswer(NamedTuple):
     @property
     def message(self) -> ParkedMessage:
         """The message that was parked."""
-        owner, request = self.arguments[0], self.park.request
+        (owner, claim, _), request = self.arguments, self.park.request
+        header = request.lock_header
+        ended = ((self.lock, owner.token), *held_before(header)) if claim.unanswered else ()
         return ParkedMessage(
-            self.lock, owner.token, owner.task, request.id, request.lock_header.moved
+            self.lock,
+            owner.token,
+            owner.task,
+            request.id,
+            header.moved,
+            former=ended,
+            worker=owner.worker,
         )
 
 

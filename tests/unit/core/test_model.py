@@ -6,7 +6,7 @@ import pytest
 
 from celery_singleton_lock.core.lock_view import Holder, LockView, WaitsFor
 from celery_singleton_lock.core.model import Reply, Reservation, Verdict, why_busy
-from celery_singleton_lock.core.owner_token import base_of, new_token
+from celery_singleton_lock.core.owner_token import base_of, new_token, number_of
 
 
 @pytest.mark.parametrize(
@@ -33,12 +33,19 @@ def test_no_two_tokens_are_the_same_and_each_counts_its_deliveries_from_0():
 
 
 @pytest.mark.parametrize(
-    ("token", "base"),
-    [("a.0", "a"), ("a.12", "a"), ("a.b.3", "a.b"), ("a.b", "a.b"), ("7", "7"), ("a", "a")],
+    ("token", "base", "number"),
+    [
+        ("a.0", "a", 0),
+        ("a.12", "a", 12),
+        ("a.b.3", "a.b", 3),
+        ("a.b", "a.b", 0),
+        ("7", "7", 0),
+        ("a", "a", 0),
+    ],
 )
-def test_a_token_stays_the_same_over_its_deliveries_up_to_the_number(token, base):
+def test_a_token_stays_the_same_over_its_deliveries_up_to_the_number(token, base, number):
     """What has no number is whole."""
-    assert base_of(token) == base
+    assert (base_of(token), number_of(token)) == (base, number)
 
 
 def test_a_reservation_is_known_by_the_attempt_for_which_it_is_kept():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 
 from celery_singleton_lock.core.lock_set import LockSet, Part
-from celery_singleton_lock.core.model import Ending, Identity, Reply, Verdict
+from celery_singleton_lock.core.model import Claim, Ending, Identity, Owner, Reply, Verdict
+from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.unique import UniqueCall
 from celery_singleton_lock.errors import BackendRefused
 from celery_singleton_lock.events import ParkedLost
@@ -13,6 +14,7 @@ from celery_singleton_lock.worker.agent import data_loss
 from celery_singleton_lock.worker.agent.loop import (
     BEAT,
 )
+from celery_singleton_lock.worker.agent.replica_wait import ParkedAnswer
 from celery_singleton_lock.worker.agent_commands import EndUnique, Park
 from celery_singleton_lock.worker.dispatch.recently_ended import REMEMBERED
 from support.agent_fakes import (
@@ -188,3 +190,18 @@ def test_the_oldest_messages_are_given_up_and_counted_where_too_many_are_parked(
     rounds(agent, clock, 20)
     assert store.asked("note_lost") == [("note_lost", "b")]
     assert "1 older ones were not tracked" in errors(caplog)[0]
+
+
+def test_a_message_that_is_parked_again_names_the_delivery_that_has_ended():
+    """Its record may be back, and is no trace of the message."""
+    parts = (Part("first", "f.0"), Part("second", "s.2"))
+    one = header("f.0")._replace(lock_set=LockSet(parts, left=parts[1]))
+    for each, ended in ((header("f.0"), []), (one, [("second", "s.2")])):
+        parked = request("f.0")
+        parked.lock_header = each
+        for unanswered in (False, True):
+            claim = Claim("first", unanswered=unanswered)
+            given = Owner("f.0", "f/0/0"), claim, MessageToPark(b"", "r", "q", None)
+            answer = ParkedAnswer(Park(parked), given, Reply(Verdict.WAITING), 0.0)
+            former = (("first", "f.0"), *ended) if unanswered else ()
+            assert answer.message.former == former
