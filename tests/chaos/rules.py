@@ -190,15 +190,15 @@ def newest_calls(history: History) -> Iterator[Violation]:
 
 @rule("what a call was a duplicate of had not ended")
 def duplicates(history: History) -> Iterator[Violation]:
-    """Unless its last run, or its worker, was disturbed: then its end may be unheard."""
+    """Unless its last run until then, or its worker, was disturbed: its end may be unheard."""
     finals = {event["id"]: event["t"] for event in history.of("final")}
-    last = {run.id: run for run in history.runs}
+    runs = dict(_by(history.runs, lambda run: run.id))
     for event in history.of("duplicate"):
         task_id, since = event["id"], event["since"]
-        run = last.get(task_id)
+        begun = [run for run in runs.get(task_id, ()) if run.start <= since]
         if finals.get(task_id, math.inf) > since - TELLING:
             continue
-        if run is None or not history.disturbed(run, since):
+        if not begun or not history.disturbed(begun[-1], since):
             text = f"{task_id} had ended {since - finals[task_id]:.1f} s before a call like it"
             yield Violation("what a call was a duplicate of had not ended", since, text)
 
