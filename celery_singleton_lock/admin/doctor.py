@@ -403,8 +403,8 @@ def with_reports(found: Check, reports: Mapping[str, Mapping[str, Any]]) -> Chec
     told = (
         f"{number_of(answered, 'worker')} with locks answered at the broker, and this Redis knows "
         "none. If it has just failed over or lost data, their next heartbeats come within "
-        "seconds: run doctor again. Else they use another Redis (singleton_lock_backend) or do not "
-        "reach it: see their logs"
+        "seconds: run doctor again. Else they consume no queue (cancel_consumer), use another "
+        "Redis (singleton_lock_backend), or do not reach it: see their logs"
     )
     return Check("workers", Health.WARN, told)
 
