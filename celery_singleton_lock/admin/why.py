@@ -94,8 +94,9 @@ class Witness(Protocol):
         """Return a state and a clause, or None if the app does not know the task.
 
         The state is ``running``, ``eta``, ``received`` or ``finished``. If only the result tells,
-        it is ``retry`` for a task that has sent its retry, or ``unseen`` for one that was cancelled
-        and may be lost. The clause follows "it", such as ``ended with SUCCESS`` or ``runs on
+        it is ``retry`` for a task that has sent its retry, ``unseen`` for one that was cancelled
+        and may be lost, or ``revoked`` for one that may run nevertheless: any worker stores that
+        result. The clause follows "it", such as ``ended with SUCCESS`` or ``runs on
         worker-2``.
         """
         ...
@@ -362,9 +363,12 @@ _BY_RESULT: Final = frozenset({_RETRY, "unseen"})
 """What a witness says if no worker knows the task. A retry may have been parked and lost."""
 
 
+_SHOWN_AS: Final = {_RETRY: "eta", "revoked": "finished"}
+
+
 def _seen(task_id: str, seen: tuple[str, str]) -> Answer:
     state, clause = seen
-    return Answer(task_id, "eta" if state == _RETRY else state, f"It {clause}.")
+    return Answer(task_id, _SHOWN_AS.get(state, state), f"It {clause}.")
 
 
 def _lost(store: AdminStore, task_id: str) -> Answer | None:

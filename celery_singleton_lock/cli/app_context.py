@@ -70,7 +70,8 @@ class AppSide(OperatorActions):
         meta = self._result(task_id)
         result = str(meta.get("status"))
         if result in states.READY_STATES:
-            return "finished", f"ended with {result}"
+            state = "revoked" if result == states.REVOKED else "finished"
+            return state, f"ended with {result}"
         worker = self._worker_of(task_id)
         if worker is not None or result != states.RETRY:
             return worker

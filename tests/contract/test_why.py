@@ -472,6 +472,14 @@ def test_facts_of_the_app_are_shown_by_task_id(store):
 def test_a_holder_that_an_app_calls_finished_is_not_looked_for(store, holder):
     """A search through all locks is slow, and an ended task holds none."""
     assert why(store, "3f2a91c0-1", App(("finished", "ended with SUCCESS"))).state == "finished"
+
+
+def test_a_task_that_runs_although_it_was_revoked_runs(store, holder):
+    """A worker that does not have it stores REVOKED; its own one cannot end it in a thread."""
+    revoked = App(("revoked", "ended with REVOKED"))
+    assert why(store, "3f2a91c0-1", revoked).state == "running"
+    told = why(store, "another", revoked)
+    assert (told.state, told.sentence) == ("finished", "It ended with REVOKED.")
     assert why(store, "3f2a91c0-1", App(("running", "runs on worker-2"))).lock == NAME
 
 
