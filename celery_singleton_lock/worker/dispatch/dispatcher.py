@@ -324,7 +324,7 @@ class Dispatcher:
         self.requeues.abandon()
         self._late_parks.abandon(self.in_flight.parking())
         for request in self.held.abandon():
-            if request.is_only_copy:
+            if request.is_here_only:
                 self.blocked.park(request)
             else:
                 request.move(Stage.ENDED)

@@ -175,6 +175,19 @@ def test_a_message_that_redis_has_goes_to_the_pool_again(parts):
     assert parts.agent.parked() == []
 
 
+@pytest.mark.parametrize("closing", [True, False])
+def test_a_task_that_runs_again_and_whose_lock_redis_refuses_is_not_lost(parts, closing):
+    """It came from the broker, which has its acknowledgement. It ran, and raised RetryLater."""
+    request = parts.message("early", "a")
+    parts.dispatcher(request)
+    take(parts, request)
+    turn(request, Outcome.LATER)
+    parts.dispatcher.blocked.hold_refused(request, "WRONGTYPE")
+    parts.dispatcher.abandon(unless_dispatched=closing)
+    assert parts.agent.parked() == [request, request]
+    assert published(parts) == ([request] if closing else [])
+
+
 def test_a_message_whose_claim_is_unanswered_while_the_pool_ends_is_sent_to_the_broker(parts):
     """Redis falls silent during a warm shutdown: the task that asked it then is not lost."""
     request = deliver(parts)
