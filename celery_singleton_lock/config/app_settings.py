@@ -27,6 +27,14 @@ _NOT_GIVEN: Final = object()
 _KOMBU_DEFAULT: Final = 3600.0
 """kombu's default visibility time-out, in seconds."""
 
+_KOMBU_LATENESS: Final = {
+    "unacked_restore_interval": 10.0,
+    "unacked_restore_throttle": 10.0,
+    "unacked_mutex_expire": 300.0,
+}
+"""kombu's defaults: it looks every ten seconds, and each tenth time it sends messages again. A
+worker that is killed while it does so keeps the others from it for five minutes."""
+
 _SENTINEL_NAMES: Final = ("master_name", "min_other_sentinels", "sentinel_kwargs")
 """Options for Sentinels that are read from Celery's settings."""
 
@@ -54,6 +62,8 @@ def parse_settings(get: Callable[[str, Any], Any]) -> Settings:
         if value is not _NOT_GIVEN:
             values[field.name] = check(Place(PREFIX + field.name), value)
     url, source, found = _find_backend(get, values.get("backend"))
+    transport = get("broker_transport_options", None)
+    visibility_timeout = _seconds_in(transport, "visibility_timeout", _KOMBU_DEFAULT)
     _warn_of_sentinel_options(url, values.get("backend_options", {}))
     return Settings(
         **{
@@ -61,7 +71,8 @@ def parse_settings(get: Callable[[str, Any], Any]) -> Settings:
             "backend": url,
             "backend_source": source,
             "backend_options": MappingProxyType({**found, **values.get("backend_options", {})}),
-            "done_for": _visibility_timeout(get("broker_transport_options", None)),
+            "visibility_timeout": visibility_timeout,
+            "done_for": _remembered_for(visibility_timeout, transport),
         }
     )
 
@@ -137,10 +148,22 @@ def _warn_of_sentinel_options(
         warnings.warn(msg, ConfigurationWarning, stacklevel=3)
 
 
-def _visibility_timeout(transport_options: Any) -> float:
-    """Return the broker's visibility time-out in seconds; kombu's default if it is not set."""
+def _remembered_for(visibility_timeout: float, transport_options: Any) -> float:
+    """Return for how many seconds an end is remembered: until kombu has sent its copies, if late.
+
+    kombu takes ten messages at a time. So twice the time-out allows for a few hundred of them.
+    """
+    interval, throttle, expire = (
+        _seconds_in(transport_options, name, default) for name, default in _KOMBU_LATENESS.items()
+    )
+    late = max(visibility_timeout, interval * throttle + expire)
+    return min(visibility_timeout + late, MAX_WAIT)
+
+
+def _seconds_in(transport_options: Any, name: str, default: float) -> float:
+    """Return an option of the broker's transport; the default if it is no number above 0."""
     if isinstance(transport_options, Mapping):
-        value = transport_options.get("visibility_timeout")
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return float(min(value, MAX_WAIT)) if value > 0 else _KOMBU_DEFAULT
-    return _KOMBU_DEFAULT
+        value = transport_options.get(name)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
+            return float(min(value, MAX_WAIT))
+    return default

@@ -243,8 +243,10 @@ class Settings(SharedOptions):
         backend_options: further keyword arguments for the Redis client.
         prefix: first part of every key.
         eager: whether ``apply()`` and ``task_always_eager`` take locks.
+        visibility_timeout: seconds after which the broker delivers a message again that was not
+            acknowledged.
         done_for: seconds for which the end of a task is remembered, so that its copies are
-            dropped: the broker's visibility time-out.
+            dropped: the visibility time-out, and the time by which the broker may be late.
         max_body_bytes: size of the longest message that is parked; for a longer one ``on_full``
             applies.
         max_parked: number of parked messages of one queue at which workers stop consuming it; None
@@ -267,7 +269,8 @@ class Settings(SharedOptions):
     backend_options: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
     prefix: str = "csl"
     eager: bool = False
-    done_for: float = 3600.0
+    visibility_timeout: float = 3600.0
+    done_for: float = 7200.0
     max_body_bytes: int = 16 * 2**20
     max_parked: int | None = None
     max_parked_bytes: int | None = None

@@ -412,17 +412,18 @@ class Extension:
     @SharedAttribute
     def tracer(self) -> LockTracer:
         """Acquires and releases locks around tasks."""
-        done_for = self.settings.done_for
+        again_after = self.settings.visibility_timeout
         tracer = LockTracer(
             self.store,
             self._announced,
-            done_for,
+            self.settings.done_for,
             self.name_of,
             lambda: self.interrupts,
             may_defer=lambda: self.has_child_processes,
             keeps_messages=not self.settings.is_quorum,
+            again_after=again_after,
         )
-        tracer.multi_lock_tracer = MultiLockTracer(tracer, self.store, self._announced, done_for)
+        tracer.multi_lock_tracer = MultiLockTracer(tracer, self.store, self._announced, again_after)
         return tracer
 
     @SharedAttribute

@@ -271,30 +271,30 @@ def as_copy(header: LockHeader) -> LockHeader:
     return header._replace(copy=True, first_place=header.first_place or arrived)
 
 
-def doubted(header: LockHeader, now: float, done_for: float) -> LockHeader:
+def doubted(header: LockHeader, now: float, again_after: float) -> LockHeader:
     """Return the header, marked as a copy if its message has waited here for long.
 
     Args:
         header: the header of a message that may have waited for its ETA, a rate limit, its slot, or
             Redis.
         now: monotonic seconds.
-        done_for: seconds after which the broker redelivers a message. A quarter of that counts as
-            long, which allows for both clocks and for a copy that is received later.
+        again_after: seconds after which the broker redelivers a message. A quarter of that counts
+            as long, which allows for both clocks and for a copy that is received later.
     """
-    if header.copy or now - header.created_at <= done_for / 4:
+    if header.copy or now - header.created_at <= again_after / 4:
         return header
     return header._replace(copy=True)
 
 
-def may_be_copied(header: LockHeader, now: float, done_for: float) -> bool:
+def may_be_copied(header: LockHeader, now: float, again_after: float) -> bool:
     """Return whether copies of a message may be received after its end, which is remembered then.
 
     Args:
         header: its header.
         now: monotonic seconds.
-        done_for: as for :func:`doubted`.
+        again_after: as for :func:`doubted`.
     """
-    return header.moved or doubted(header, now, done_for).copy
+    return header.moved or doubted(header, now, again_after).copy
 
 
 def attempt_of(request: dict[str, Any]) -> str:

@@ -166,6 +166,7 @@ class Runtime:
             modes=self.modes,
             address=extension.settings.where(),
             done_for=extension.settings.done_for,
+            again_after=extension.settings.visibility_timeout,
             max_body=extension.settings.max_body_bytes,
             schema=extension.schema(),
             capacity=consumer.pool.limit or 1,

@@ -116,6 +116,7 @@ class Agent:
         modes: which tasks take their locks now.
         address: address of the locks' Redis, without credentials.
         done_for: seconds for which an ended attempt is remembered, so that its copies are dropped.
+        again_after: seconds after which the broker delivers a message again.
         max_body: most bytes of a message that is parked.
         capacity: number of tasks that the worker's pool runs at once.
         free: returns the number of free pool slots; -3: no slot is free, and three tasks wait for
@@ -163,6 +164,7 @@ class Agent:
         modes: Modes,
         address: str,
         done_for: float,
+        again_after: float,
         max_body: int,
         capacity: int,
         free: Callable[[], int],
@@ -227,6 +229,7 @@ class Agent:
             commands=commands,
             taker=self.inbox.taker,
             done_for=done_for,
+            again_after=again_after,
             released=partial(post, dispatcher.pool_exit.released),
         )
         self._revokes = RevokeParked(
@@ -266,7 +269,7 @@ class Agent:
             replicated=replicated,
             blocked=dispatcher.blocked,
             post=post,
-            done_for=done_for,
+            again_after=again_after,
             max_body=max_body,
             timers=self._timers,
         )

@@ -57,7 +57,7 @@ class Parking:
             ``singleton_lock_replicas_wait`` is 0.
         blocked: called in the main loop with each result.
         post: runs a call in the main loop.
-        done_for: seconds for which an ended attempt is remembered, so that its copies are dropped.
+        again_after: seconds after which the broker delivers a message again.
         max_body: most bytes of a message that is parked.
         timers: sweep locks at the times at which their rates allow the next start.
 
@@ -81,7 +81,7 @@ class Parking:
         replicated: ReplicaStore | None,
         blocked: BlockedMessages,
         post: Callable[..., None],
-        done_for: float,
+        again_after: float,
         max_body: int,
         timers: RateTimers,
     ) -> None:
@@ -98,7 +98,7 @@ class Parking:
         self._data_loss = data_loss
         self._blocked = blocked
         self._post = post
-        self._done_for = done_for
+        self._again_after = again_after
         self._max_body = max_body
         self._timers = timers
         self._clock: Clock = store.clock
@@ -194,7 +194,7 @@ class Parking:
 
     def _arguments(self, park: Park) -> tuple[Owner, Claim, MessageToPark]:
         request = park.request
-        header = doubted(request.lock_header, self._clock.monotonic(), self._done_for)
+        header = doubted(request.lock_header, self._clock.monotonic(), self._again_after)
         options, ours = request.options(self._rules), {}
         deadline = options.wait_timeout
         admitted = header.granted or request.is_unanswered or request.runs_later

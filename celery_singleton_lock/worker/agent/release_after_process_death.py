@@ -45,6 +45,7 @@ class ReleaseAfterProcessDeath:
         commands: the queue of the agent.
         taker: returns the id of the worker to which a release may grant; empty if there is none.
         done_for: seconds for which an ended attempt is remembered, so that its copies are dropped.
+        again_after: seconds after which the broker delivers a message again.
         released: called with the token of each task whose locks were released.
 
     Attributes:
@@ -59,6 +60,7 @@ class ReleaseAfterProcessDeath:
         commands: AgentQueue,
         taker: Callable[[], str],
         done_for: float,
+        again_after: float,
         released: Callable[[str], None],
     ) -> None:
         self.done: int = 0
@@ -67,6 +69,7 @@ class ReleaseAfterProcessDeath:
         self._commands = commands
         self._taker = taker
         self._done_for = done_for
+        self._again_after = again_after
         self._released = released
         self._clock: Clock = store.clock
 
@@ -111,7 +114,7 @@ class ReleaseAfterProcessDeath:
                 command.ending,
                 worker=self._taker(),
                 done_for=self._done_for,
-                mark=may_be_copied(header, self._clock.monotonic(), self._done_for),
+                mark=may_be_copied(header, self._clock.monotonic(), self._again_after),
                 reserve=command.kept,
             )
         except LockUnusable as error:

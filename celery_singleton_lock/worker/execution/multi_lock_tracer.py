@@ -59,7 +59,7 @@ class MultiLockTracer:
         tracer: the tracer for single locks of this process.
         store: returns the store of this process.
         announce: sends the main process the notice that a token holds its locks.
-        done_for: seconds for which an ended attempt is remembered, so that its copies are dropped.
+        again_after: seconds after which the broker delivers a message again.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class MultiLockTracer:
         tracer: LockTracer,
         store: Callable[[], LockStore],
         announce: Callable[[str], None],
-        done_for: float,
+        again_after: float,
     ) -> None:
         self._tracer = tracer
         self._store = store
         self._announce = announce
-        self._done_for = done_for
+        self._again_after = again_after
 
     def enter(self, header: LockHeader, options: LockOptions) -> TaskLock | None:
         """Acquire all locks, and return them as one; return None to run without them.
@@ -156,7 +156,7 @@ class MultiLockTracer:
                 left = max(0.001, until - store.clock.monotonic())
                 one = each[number]
                 if not number:
-                    one = doubted(one, store.clock.monotonic(), self._done_for)
+                    one = doubted(one, store.clock.monotonic(), self._again_after)
                 lock = self._ask(store, one, options_of(header, number, options), left)
                 if isinstance(lock, Reply):
                     return Taken(locks, number, lock)

@@ -116,6 +116,7 @@ class LockTracer:
         interrupts: returns how the tasks of this process learn that they must end.
         may_defer: returns whether a release may be sent without waiting for its reply.
         keeps_messages: whether messages can be parked: not with a quorum of servers.
+        again_after: seconds after which the broker delivers a message again.
     """
 
     multi_lock_tracer: LockSetTaker
@@ -131,12 +132,14 @@ class LockTracer:
         *,
         may_defer: Callable[[], bool] = lambda: False,
         keeps_messages: bool = True,
+        again_after: float = 3600.0,
     ) -> None:
         self._store = store
         self._may_defer = may_defer
         self._late_releases = LateReleases(store, done_for, self._report)
         self._announce = announce
         self._done_for = done_for
+        self._again_after = again_after
         self._name_of = name_of
         self._interrupts = interrupts
         self._keeps_messages = keeps_messages
@@ -209,7 +212,7 @@ class LockTracer:
         store = self._store()
         asked = store.clock.monotonic()
         try:
-            reply = ask(store, doubted(header, asked, self._done_for), options)
+            reply = ask(store, doubted(header, asked, self._again_after), options)
         except BackendError as error:
             return self.without_backend(header, options, error)
         except BaseException as error:
@@ -444,7 +447,7 @@ class LockTracer:
     ) -> bool:
         if lock is not None:
             self._left.append(header.token)
-        mark = may_be_copied(header, _clock.monotonic(), self._done_for)
+        mark = may_be_copied(header, _clock.monotonic(), self._again_after)
         expired = lock is not None and not lock.expires_in
         # With a rate, the reply tells when the next waiter may start.
         has_rate = lock is not None and bool(lock.rates)

@@ -290,8 +290,28 @@ def test_an_option_that_can_never_matter_earns_a_warning(option):
         ({"visibility_timeout": 10**400}, 366 * 86_400.0),
     ],
 )
-def test_ends_are_remembered_for_one_visibility_timeout(options, seconds):
-    """As long as the broker may send another copy."""
+def test_the_visibility_timeout_is_that_of_the_broker(options, seconds):
+    """A message that has waited for a part of it may have a copy."""
+    assert parsed({"broker_transport_options": options}).visibility_timeout == seconds
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [
+        (None, 2 * 3600.0),
+        ({"visibility_timeout": 401}, 802.0),
+        ({"visibility_timeout": 60}, 60.0 + 10 * 10 + 300),
+        (
+            {"visibility_timeout": 8, "unacked_restore_interval": 1, "unacked_restore_throttle": 2},
+            310.0,
+        ),
+        ({"visibility_timeout": 8, "unacked_mutex_expire": 5}, 113.0),
+        ({"visibility_timeout": 8, "unacked_mutex_expire": "5"}, 408.0),
+        ({"visibility_timeout": 10**400}, 366 * 86_400.0),
+    ],
+)
+def test_ends_are_remembered_until_a_late_broker_has_sent_its_copies(options, seconds):
+    """It looks for messages to send again every 100 s: a copy may come that much later."""
     assert parsed({"broker_transport_options": options}).done_for == seconds
 
 

@@ -86,7 +86,7 @@ def test_a_prefix_is_any_text_without_braces_and_nul():
 def test_a_visibility_timeout_is_any_number_over_0(said, seconds):
     """What is no time is not said."""
     conf = {"broker_transport_options": {"visibility_timeout": said}}
-    assert parsed(conf).done_for == seconds
+    assert parsed(conf).visibility_timeout == seconds
 
 
 def test_eager_locks_are_off_unless_switched_on():

@@ -101,6 +101,7 @@ def agent(clock, store, dispatcher, seen):
         notifier=Notifier(Observers([SimpleNamespace(notify=seen.events.append)])),
         address="redis://localhost",
         done_for=60.0,
+        again_after=60.0,
         max_body=MAX_BODY,
         capacity=CAPACITY,
         free=lambda: 2,
