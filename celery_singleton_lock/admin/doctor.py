@@ -52,6 +52,11 @@ MUCH: Final = 0.25
 STUCK: Final = 10.0
 """Seconds after its last round from which a worker's thread counts as stuck."""
 
+TO_END: Final = frozenset(
+    {"overdue", "replaced", "revoked", "rejected", "too_costly", "above_rate"}
+)
+"""States in which a task does not run, and a worker that consumes its queue has to end it."""
+
 SAMPLED: Final = 1000
 """Largest number of locks of which parked tasks are read."""
 
@@ -547,15 +552,19 @@ def _costs(store: RedisAdminStore) -> Check:
 
 
 def _parked(store: RedisAdminStore) -> Check:
-    """Search for parked tasks that are next, and that a live worker would have sent back by now."""
+    """Search for parked tasks that are next, or must end, and that no live worker takes."""
     total, looked, kinds = 0, 0, dict[tuple[str, str, str], Waiting]()
     for lock in store.summarise_locks(holders=0):
-        if not lock.adrift or lock.paused or lock.broken:
+        adrift = 0 if lock.paused else lock.adrift
+        if not (adrift or lock.aside) or lock.broken:
             continue
-        total, looked = total + lock.adrift, looked + 1
+        total, looked = total + adrift, looked + 1
         if looked <= SAMPLED and len(kinds) < KINDS:
-            page = store.list_waiters(lock.name, "adrift").waiting
-            kinds.update(((e.realm, e.queue, e.task), e) for e in page if e.since >= NEGLECTED)
+            page = store.list_waiters(lock.name, "adrift").waiting if adrift else ()
+            ends = _not_ended(store, lock.name) if lock.aside else []
+            total += len(ends)
+            late = (each for each in (*page, *ends) if each.since >= NEGLECTED)
+            kinds.update(((e.realm, e.queue, e.task), e) for e in late)
     told = islice(filter(None, (_without_taker(store, each) for each in kinds.values())), NAMED)
     examples = "; ".join(told)
     if not examples:
@@ -563,6 +572,12 @@ def _parked(store: RedisAdminStore) -> Check:
     verb = "waits" if total == 1 else "wait"
     told_all = f"{number_of(total, 'parked task')} {verb} for a worker: {examples}"
     return Check("parked", Health.WARN, told_all)
+
+
+def _not_ended(store: RedisAdminStore, name: str) -> list[Waiting]:
+    """Return tasks that a worker has to end, and that no live worker with locks would take."""
+    page = store.list_waiters(name, "overdue").waiting
+    return [each for each in page if each.state in TO_END and not takers_of(store, each).lock]
 
 
 def _without_taker(store: RedisAdminStore, each: Waiting) -> str:
@@ -574,6 +589,8 @@ def _without_taker(store: RedisAdminStore, each: Waiting) -> str:
         told = f"{plain_takers(each, takers.plain)}: deploy the version that does"
     else:
         told = f"no live worker with locks consumes the queue {each.queue!r}: start one"
+    if each.state in TO_END:
+        return printable(f"{told}, to end {each.task!r}, which is {each.state}")
     back = f"send {each.task!r} back to run without a lock ({drain_command(each)})"
     return printable(f"{told}, or {back}")
 

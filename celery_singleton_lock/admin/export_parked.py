@@ -256,7 +256,7 @@ def _adopt(  # noqa: PLR0917  # a step of restore()
             tally.skipped[SERVED] += 1
             continue
         rest.append((owner, claim, replace(message, realm=realm)))
-        if found and found.realm != realm and found.state in _QUEUED:
+        if found and found.realm != realm and found.state in _NOT_BEGUN:
             waiting.setdefault(claim.name, []).append(owner.token)
     adopted = {
         (name, token)
@@ -267,8 +267,22 @@ def _adopt(  # noqa: PLR0917  # a step of restore()
     return [each for each in rest if (each[1].name, each[0].token) not in adopted]
 
 
-_QUEUED: Final = frozenset({RecordState.PARKED, RecordState.ADRIFT, RecordState.DELAYED})
-"""States in which a task has not begun, and no worker has to end it."""
+_NOT_BEGUN: Final = frozenset(
+    {
+        RecordState.PARKED,
+        RecordState.ADRIFT,
+        RecordState.DELAYED,
+        RecordState.SETTLING,
+        RecordState.FOLLOWING,
+        RecordState.OVERDUE,
+        RecordState.REPLACED,
+        RecordState.REVOKED,
+        RecordState.REJECTED,
+        RecordState.TOO_COSTLY,
+        RecordState.ABOVE_RATE,
+    }
+)
+"""States in which a worker of its broker has to run or end a task, and none has it."""
 
 
 def _allow_again(store: AdminStore, group: list[_Parked]) -> list[_Parked]:

@@ -674,17 +674,38 @@ def test_an_import_moves_waiting_tasks_to_another_broker(store):
     assert [entry["count"] for entry in store.audit() if entry["action"] == "import"] == [3]
 
 
-def test_an_import_moves_no_task_to_another_broker_that_runs_or_must_end(store):
-    """They stay with the workers that have them, or have to end them."""
+def test_an_import_moves_no_task_to_another_broker_that_runs(store):
     holder = hold(store, "a")
-    runs, revoked = park(store, "a", "t"), park(store, "a", "u")
+    runs = park(store, "a", "t")
     lines = list(export(store, Filter(), by("export")))
-    store.deliver_revoked("a", revoked, realm="R")
     store.release("a", holder.token, Ending.FINAL)
     store.leave("w", "R", ["q"])
     assert restore(store, lines, by("import"), realm="S").total == 0
     assert [each.token for each in store.inspect("a").holders] == [runs]
     assert {each.realm for each in select(store, Filter())} <= {"R"}
+
+
+def test_an_import_moves_tasks_to_another_broker_that_a_worker_must_end(store):
+    """The workers of the former broker are gone: nobody else would store their results."""
+    hold(store, "a")
+    revoked, late = park(store, "a", "u"), park(store, "a", "v", timeout=5.0)
+    store.leave("w", "R", ["q"])
+    let_pass(store, 6)
+    store.deliver_revoked("a", revoked, realm="R")
+    store.sweep_and_grant("a")
+    lines = list(export(store, Filter(), by("export")))
+    assert {each.state for each in select(store, Filter())} == {"revoked", "overdue"}
+    store.worker_heartbeat("other", "S", ["q"], 600)
+    tally = restore(store, lines, by("import"), realm="S")
+    assert (tally.done, +tally.skipped) == ({"a": 2}, {})
+    ends = [store.receive("other", 1) for _ in range(2)]
+    assert {(each.token, each.verdict) for each in ends} == {
+        (revoked, "revoked"),
+        (late, "overdue"),
+    }
+    assert {each.realm for each in select(store, Filter())} == {"S"}
+    assert list(store.find_contradictions("a")) == []
+    assert restore(store, lines, by("import"), realm="S").total == 0
 
 
 def test_an_import_leaves_the_tasks_of_another_application_with_live_workers(store):

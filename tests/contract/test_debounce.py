@@ -7,6 +7,8 @@ import re
 import pytest
 
 from celery_singleton_lock.admin import show_lock, why
+from celery_singleton_lock.admin.export_parked import export, restore
+from celery_singleton_lock.admin.select_parked import Filter
 from celery_singleton_lock.cli import render
 from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.core.model import Claim, Ending, Owner, Verdict
@@ -434,3 +436,14 @@ def test_nothing_is_left_when_all_has_ended(store, lock_client):
     keys = [key for key in lock_client.keys("*") if b"k}" in key]
     assert [key for key in keys if lock_client.pttl(key) == -1] == []
     assert [key for key in lock_client.keys("*") if b"fleet:parked" in key] == []
+
+
+def test_a_message_that_settles_moves_to_another_broker_and_is_replaced_there(store):
+    park(store, "a")
+    lines = list(export(store, Filter(), Operator("jane")))
+    store.leave("w", REALM, ["q"])
+    assert restore(store, lines, Operator("jane"), realm="S").done == {"k": 1}
+    store.worker_heartbeat("other", "S", ["q"], 60_000.0, 99)
+    park(store, "b", realm="S")
+    assert_delivered(store, ("replaced", "a", "b", True), worker="other")
+    assert list(store.find_contradictions("k")) == []

@@ -323,6 +323,23 @@ def test_doctor_names_the_queue_of_parked_tasks_that_no_live_worker_consumes(sto
     assert doctor._parked(store) == Check("parked", Health.WARN, told)
 
 
+def test_doctor_names_the_queue_of_tasks_that_no_live_worker_ends(store):
+    """As after a change of the broker: nobody would store their results."""
+    store.worker_heartbeat("w#a1", "R", ["other"], 600)
+    owner = Owner(new_token(), "t/0/0", "app.task")
+    store.park(owner, Claim("k"), MessageToPark(b"body", "R", "q", 5.0))
+    let_pass(store, 6)
+    store.sweep_and_grant("k")
+    let_pass(store, 16)
+    told = (
+        "1 parked task waits for a worker: no live worker with locks consumes the queue 'q': start "
+        "one, to end 'app.task', which is overdue"
+    )
+    assert doctor._parked(store) == Check("parked", Health.WARN, told)
+    store.worker_heartbeat("new-1#a1", "R", ["q"], 600, tasks=["app.task"])
+    assert doctor._parked(store).health is Health.OK
+
+
 def test_doctor_warns_of_tasks_that_a_switch_lets_run_without_their_locks(store):
     """A switch to "enforce", or to a mode of a later version, is none."""
     store.switch("shop.mail", "enforce")

@@ -7,6 +7,7 @@ import pytest
 from celery_singleton_lock.admin.backlog import SLACK
 from celery_singleton_lock.admin.bulk_parked import Pace, drain
 from celery_singleton_lock.admin.doctor import Health, examine
+from celery_singleton_lock.admin.export_parked import export, restore
 from celery_singleton_lock.admin.select_parked import Filter
 from celery_singleton_lock.admin.why import why
 from celery_singleton_lock.core.lock_view import WaitsFor
@@ -721,3 +722,18 @@ def test_nothing_is_left_when_all_has_ended(store, lock_client):
     end(store, "b")
     left = [key for key in lock_client.keys("*") if b"followers" in key]
     assert left == []
+
+
+def test_a_follower_moves_to_another_broker(store):
+    """Otherwise nobody gives it the result after a change of the broker."""
+    start(store)
+    park(store)
+    lines = list(export(store, Filter(), Operator("jane")))
+    store.leave("w", REALM, ["q"])
+    assert restore(store, lines, Operator("jane"), realm="S").done == {"k": 1}
+    assert state(store)[0] == "following"
+    store.worker_heartbeat("other", "S", ["q"], 60_000.0, 99)
+    end(store)
+    found = store.receive("other", 10.0)
+    assert (found.verdict, found.token.partition(".")[0]) == ("following", "b")
+    assert list(store.find_contradictions("k")) == []

@@ -402,8 +402,8 @@ class AdminStore(Store, Protocol):
     ) -> Sequence[str]:
         """Assign waiting messages to another broker. Each keeps its place and its deadline.
 
-        Messages whose queue a live worker of their broker consumes are left, and those that a
-        worker has to end.
+        Messages whose queue a live worker of their broker consumes are left. Those that a worker
+        has to end are delivered to one of the new broker.
 
         Args:
             name: the lock's name.
