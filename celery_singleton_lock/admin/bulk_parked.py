@@ -20,6 +20,7 @@ from celery_singleton_lock.admin.select_parked import (
 from celery_singleton_lock.admin.sweep import requeue_expired
 from celery_singleton_lock.core.clock import Clock, SystemClock
 from celery_singleton_lock.core.owner_token import new_token
+from celery_singleton_lock.core.record_state import TO_END
 from celery_singleton_lock.store.message_operations import HOLD
 from celery_singleton_lock.store.operator.base import AdminStore, Operator, Waiting
 
@@ -172,7 +173,7 @@ def not_drained(store: AdminStore, realm: str) -> Stays:
             return "of another broker"
         if each.state in {"delayed", "settling", "leaving"}:
             return each.state
-        if each.state in {"overdue", "replaced", "revoked", "rejected", "too_costly", "above_rate"}:
+        if each.state in TO_END:
             return f"{each.state}: a worker has to end it"
         return "parked since" if each.arrival > began else ""
 

@@ -26,6 +26,7 @@ from celery_singleton_lock.admin.why_sentences import drain_command, plain_taker
 from celery_singleton_lock.core.clock import seconds_until
 from celery_singleton_lock.core.lock_mode import relaxed_by
 from celery_singleton_lock.core.model import SCHEMAS
+from celery_singleton_lock.core.record_state import TO_END
 from celery_singleton_lock.errors import BackendError, BackendUnreachable
 from celery_singleton_lock.message_text import number_of, printable
 from celery_singleton_lock.store import replies
@@ -51,11 +52,6 @@ MUCH: Final = 0.25
 
 STUCK: Final = 10.0
 """Seconds after its last round from which a worker's thread counts as stuck."""
-
-TO_END: Final = frozenset(
-    {"overdue", "replaced", "revoked", "rejected", "too_costly", "above_rate"}
-)
-"""States in which a task does not run, and a worker that consumes its queue has to end it."""
 
 SAMPLED: Final = 1000
 """Largest number of locks of which parked tasks are read."""

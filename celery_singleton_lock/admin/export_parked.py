@@ -19,7 +19,7 @@ from celery_singleton_lock.core.model import Claim, Owner, Verdict
 from celery_singleton_lock.core.owner_token import base_of, token_on
 from celery_singleton_lock.core.parked_message import MessageToPark, ParkedMessage
 from celery_singleton_lock.core.rate import BY_COST, packed, parsed, rates_of
-from celery_singleton_lock.core.record_state import RecordState
+from celery_singleton_lock.core.record_state import TO_END, RecordState
 from celery_singleton_lock.errors import BackendError, ConfigurationError
 from celery_singleton_lock.store.operator.base import AdminStore, Operator, Waiting
 from celery_singleton_lock.store.script_arguments import limit_of, milliseconds_of
@@ -267,21 +267,13 @@ def _adopt(  # noqa: PLR0917  # a step of restore()
     return [each for each in rest if (each[1].name, each[0].token) not in adopted]
 
 
-_NOT_BEGUN: Final = frozenset(
-    {
-        RecordState.PARKED,
-        RecordState.ADRIFT,
-        RecordState.DELAYED,
-        RecordState.SETTLING,
-        RecordState.FOLLOWING,
-        RecordState.OVERDUE,
-        RecordState.REPLACED,
-        RecordState.REVOKED,
-        RecordState.REJECTED,
-        RecordState.TOO_COSTLY,
-        RecordState.ABOVE_RATE,
-    }
-)
+_NOT_BEGUN: Final = TO_END | {
+    RecordState.PARKED,
+    RecordState.ADRIFT,
+    RecordState.DELAYED,
+    RecordState.SETTLING,
+    RecordState.FOLLOWING,
+}
 """States in which a worker of its broker has to run or end a task, and none has it."""
 
 

@@ -57,6 +57,18 @@ class RecordState(str, enum.Enum):
     """The task has succeeded, and its permit stays taken for the rest of ``lock_hold_for``."""
 
 
+TO_END: Final = frozenset(
+    {
+        RecordState.OVERDUE,
+        RecordState.REPLACED,
+        RecordState.REVOKED,
+        RecordState.REJECTED,
+        RecordState.TOO_COSTLY,
+        RecordState.ABOVE_RATE,
+    }
+)
+"""States of a stored message that does not run: a worker that consumes its queue has to end it."""
+
 RECORD_MOVES: Final[Mapping[RecordState | None, Mapping[RecordState | None, str]]] = {
     None: {
         RecordState.RUNNING: "acquire, a permit is free",

@@ -52,7 +52,7 @@ def page(charts: list[str]) -> str:
 
 
 def make(what: str) -> str:
-    """Take a second, and count how often this was made."""
+    """Take some time, and count how often this was made."""
     time.sleep(TAKES)
     made.incr(f"made:{what}")
     return what

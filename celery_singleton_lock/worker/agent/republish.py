@@ -133,7 +133,7 @@ class Republisher:
         kept, route = pack(request.message), self._queues.queue_of(request)
         requeues, place = request.arrival.requeues + 1, request.first_place
         header = request.lock_header
-        claim = claim_in(header) if request.is_only_copy else None
+        claim = claim_in(header) if request.is_only_copy or request.runs_later else None
         first = header.attempt if _is_known(header.first_place, place) else ""
 
         def send(publisher: Publisher) -> None:

@@ -62,6 +62,7 @@ def message(body):
     return Mock(
         message=body,
         is_only_copy=False,
+        runs_later=False,
         first_place=7,
         arrival=SimpleNamespace(requeues=1),
         lock_header=SimpleNamespace(first_place=0, attempt=f"{body}/0/0"),
@@ -82,3 +83,20 @@ def test_a_message_whose_connection_is_lost_while_it_waits_for_the_broker_is_not
     eventually(lambda: told == [["first"], []], message="only the first one is acknowledged")
     assert sent == ["first"]
     assert republisher.requeued == 1
+
+
+def test_the_message_of_a_task_that_runs_later_is_sent_with_the_claim_of_its_run(
+    republisher, sent, may_send
+):
+    """The next worker parks it: with "skip" it was skipped if the lock was busy."""
+    claims = []
+    may_send.set()
+    republisher._outbox._publisher.requeue = lambda *args, **_: claims.append(args[4])
+    request = message("again")
+    request.runs_later = True
+    request.lock_header = SimpleNamespace(
+        first_place=0, attempt="again/0/0", token="t.1", lock_set=None
+    )
+    republisher.publish_at_exit(request)
+    eventually(lambda: claims, message="it is sent")
+    assert claims == [("again/0/0", "t.1", [])]
