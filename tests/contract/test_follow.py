@@ -698,6 +698,7 @@ def test_followers_that_looked_by_themselves_are_not_woken_as_well(store):
 @on_all_stores
 def test_many_followers_do_not_delay_what_else_is_due(store, lock_client):
     """A sweep handles 100 deadlines. At most 20 of them each second are looks of followers."""
+    stop_time(store)
     start(store)
     for number in range(400):
         park(store, f"f{number}")
