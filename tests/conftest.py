@@ -211,8 +211,9 @@ def pytest_runtest_makereport(item, call):
 
 
 LONGEST = (
-    *("test_pools", "test_brokers", "test_lock", "test_store", "test_adrift", "test_cluster"),
-    *("test_lease_watchdog", "chaos", "property", "integration", "contract"),
+    *("test_pools", "test_store_failures", "test_brokers", "test_lock", "test_store"),
+    *("test_adrift", "test_cluster", "test_lease_watchdog"),
+    *("chaos", "property", "integration", "contract"),
 )
 """The longest files, and folders of such: they begin, so that no process ends alone with one."""
 
