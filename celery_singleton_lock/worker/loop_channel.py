@@ -50,6 +50,9 @@ AFTER_POOL: Final = 0.0005
 STILL: Final = 1.0
 """Seconds that a call may wait before the loop counts as stopped."""
 
+TURN: Final = 0.05
+"""Seconds after which the loop looks at its other events before it makes further calls."""
+
 PATH: Final = "CELERY_SINGLETON_LOCK_LOOP_CHANNEL"
 """Environment variable with the name of the pipe for spawned children."""
 
@@ -205,13 +208,27 @@ class LoopChannel:
         return not self._closed
 
     def drain(self, *_: Any) -> None:
-        """Make the calls that have arrived. Runs in the main loop. Never raises."""
+        """Make the calls that have arrived. Runs in the main loop. Never raises.
+
+        A solo worker runs its tasks in these calls, and further ones arrive meanwhile. So after
+        :data:`TURN` seconds the loop looks at its other events: signals, the broker, its timers.
+        """
         self._waiting_since = None  # a call posted from now on writes to the pipe again
         self._read(self._reader)
         self.handle_notices()  # notices first: a call may concern the end of the same task
+        until = _clock.monotonic() + TURN
         while self._calls:
             call, args = self._calls.popleft()
             guarded(call, *args)
+            if self._calls and _clock.monotonic() >= until:
+                self._go_on_in_next_turn()
+                break
+
+    def _go_on_in_next_turn(self) -> None:
+        """Wake the loop once more, for the calls that remain."""
+        if self._waiting_since is None:
+            self._waiting_since = _clock.monotonic()
+        self._write(self._writer, b".")
 
     def handle_notices(self) -> bool:
         """Handle the notices that have arrived, and make the delayed calls that are due.

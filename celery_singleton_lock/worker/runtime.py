@@ -38,7 +38,7 @@ from celery_singleton_lock.worker.execution.interrupt import LostTokens
 from celery_singleton_lock.worker.extension import PATIENCE, Extension
 from celery_singleton_lock.worker.granted_first import granted_first
 from celery_singleton_lock.worker.loop_channel import LoopChannel, guarded
-from celery_singleton_lock.worker.message_stage import NOT_IN_POOL
+from celery_singleton_lock.worker.message_stage import NOT_IN_POOL, Stage
 from celery_singleton_lock.worker.partial_lock_sets import PartialLockSets
 from celery_singleton_lock.worker.pool_feeder import PoolFeeder
 from celery_singleton_lock.worker.pools import GREEN, pool_kind
@@ -229,7 +229,7 @@ class Runtime:
         return Dispatcher(
             header_factory=self.header_factory,
             rules=cache(self.extension.options),  # read at each step of each message
-            forward=self._to_pool if self.consumer.hub is not None else self.forward,
+            forward=self._forward(),
             commands=self.commands,
             leases=TaskLeases(self.watchdog, self._partial_lock_sets, self._lease_lost),
             backend_failed=self._backend_failed,
@@ -296,6 +296,29 @@ class Runtime:
             self.loop_channel.resume()
             self.loop_channel.thread.start()
             self._pool_feeder.thread.start()
+
+    def _forward(self) -> Callable[[Any], None]:
+        """Return the function with which the dispatcher sends a request to the pool."""
+        if self.consumer.hub is None:
+            return self.forward
+        return self.forward_to_solo if self.kind == "solo" else self._to_pool
+
+    def forward_to_solo(self, request: Any) -> None:
+        """Send a request to a solo pool, which runs the task at once.
+
+        Granted and held ones come in numbers. Each gets a call of its own, so the main loop looks
+        at its other events in between.
+        """
+        locked = isinstance(request, LockedRequest)
+        if locked and self.dispatcher.in_flight.has(request.lock_header.token):
+            self.loop_channel.post(self._run_in_loop, request)
+        else:
+            self._to_pool(request)
+
+    def _run_in_loop(self, request: LockedRequest) -> None:
+        """Run a task of a solo worker, unless its message was returned, or the worker stops."""
+        if request.stage is Stage.DISPATCHED and not self.agent.inbox.retired:
+            self._pool_feeder.send(request)
 
     def forward(self, request: Any) -> None:
         """Send a request to the pool of a worker without an event loop."""

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 from kombu.asynchronous import Hub
 
-from celery_singleton_lock.worker.loop_channel import PATH, LoopChannel, announcer, guarded
+from celery_singleton_lock.worker.loop_channel import PATH, TURN, LoopChannel, announcer, guarded
 from support.waiting import eventually
 
 
@@ -36,6 +36,25 @@ def test_calls_and_notices_arrive_in_their_order(loop_channel):
         loop_channel.post(called.append, n)
     loop_channel.drain()
     assert (loop_channel.heard, called) == (["token-0", "token-1", "token-2"], [0, 1, 2])
+
+
+def test_calls_that_take_long_let_the_loop_look_at_its_other_events(hub, loop_channel):
+    """A solo worker runs its tasks in these calls; each of them brings the next grant."""
+    ran, ends = [], threading.Event()
+
+    def run():
+        ends.wait(TURN)  # the task works for so long
+        ran.append(1)
+        if len(ran) < 50:
+            loop_channel.post(run)
+
+    loop_channel.attach(hub)
+    loop_channel.post(run)
+    turns = hub.create_loop()
+    next(turns)
+    assert len(ran) <= 2, "a signal to stop would wait until the backlog is over"
+    while len(ran) < 50:
+        next(turns)
 
 
 def test_nothing_to_read_is_no_error(loop_channel):
