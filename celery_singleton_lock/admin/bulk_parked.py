@@ -35,7 +35,7 @@ def purge(
     *,
     realm: str = "",
     dropped: Callable[[Waiting], None] | None = None,
-    done_for: float = 3600.0,
+    done_for: float = 7200.0,
     file: PurgedFile | None = None,
 ) -> Tally:
     """Drop parked tasks permanently. Writes one audit entry per lock.
@@ -47,7 +47,8 @@ def purge(
         realm: the realm of the broker. Messages of other realms stay parked. If it is empty, those
             of all realms are dropped.
         dropped: called with each dropped task and its message, to store a result.
-        done_for: seconds for which duplicate deliveries of a dropped task are discarded.
+        done_for: seconds for which duplicate deliveries of a dropped task are discarded, as of
+            :attr:`Settings.done_for`.
         file: where the dropped tasks are written, for an import.
 
     Returns:

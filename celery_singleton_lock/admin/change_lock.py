@@ -263,6 +263,7 @@ def drop(
     found: Sequence[Waiting],
     by: Operator,
     *,
+    done_for: float = 7200.0,
     dropped: Callable[[Waiting], None] | None = None,
 ) -> Sequence[Waiting]:
     """Drop waiters permanently, with their messages. Other locks that they hold are released.
@@ -272,6 +273,8 @@ def drop(
         name: the lock's name.
         found: the waiters, from :func:`find_waiter`.
         by: the operator, for the audit.
+        done_for: seconds for which copies of their messages do not run, as of
+            :attr:`Settings.done_for`.
         dropped: called with each dropped task that will not run, to store its result.
 
     Returns:
@@ -280,7 +283,8 @@ def drop(
     Raises:
         BackendError: Redis did not answer, or refused the command.
     """
-    gone = store.drop_waiters(name, [each.token for each in found], by, whole=True)
+    tokens = [each.token for each in found]
+    gone = store.drop_waiters(name, tokens, by, done_for=done_for, whole=True)
     for each in gone:
         give_back(store, each)
         if dropped is not None and not queues_again(each):

@@ -17,7 +17,13 @@ class Refused(LockError):
 
 
 def force_release(
-    store: AdminStore, name: str, token: str, by: Operator, *, keep: bool = True
+    store: AdminStore,
+    name: str,
+    token: str,
+    by: Operator,
+    *,
+    keep: bool = True,
+    done_for: float = 7200.0,
 ) -> Reply:
     """Take the lock from one holder and grant it to the next waiter. Writes an audit entry.
 
@@ -32,6 +38,8 @@ def force_release(
         by: the operator, for the audit.
         keep: True: if the message of the task is stored in Redis, it goes to the end of the queue,
             and the task runs again. False: the message is dropped.
+        done_for: seconds for which copies of a dropped message do not run, as of
+            :attr:`Settings.done_for`.
 
     Returns:
         A reply with the verdict RELEASED.
@@ -40,7 +48,7 @@ def force_release(
         Refused: the token does not hold the lock.
         BackendError: Redis did not answer, or refused the command. The call may be repeated.
     """
-    reply = store.force_release(name, token, by, keep=keep)
+    reply = store.force_release(name, token, by, keep=keep, done_for=done_for)
     if reply.verdict is Verdict.RELEASED:
         return reply
     if not has_done(store, name, by.at(token)):

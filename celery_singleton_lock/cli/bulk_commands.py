@@ -85,7 +85,10 @@ def purge_command(target: Target, output: Path | None, **how: Any) -> None:
     with ExitStack() as stack:
         kept = stack.enter_context(_opened(output)) if output else None
         file = PurgedFile(target.store, kept) if kept else None
-        tally = purge(target.store, wanted, by, realm=realm, dropped=tell, file=file)
+        done_for = target.settings.done_for
+        tally = purge(
+            target.store, wanted, by, realm=realm, dropped=tell, done_for=done_for, file=file
+        )
     target.announce(by, tally.done, "purge")
     return tell_dropped(target, tally, how["machine"])
 

@@ -82,7 +82,9 @@ def release(target: Target, name: str, token: str | None, **how: Any) -> None:
     if not how["yes"]:
         render.say(forced_release_warning(name, short(holder), holder.state), err=True)
         render.ask("Release it?")
-    force_release(target.store, name, holder.token, by, keep=not how["dropped"])
+    done_for = target.settings.done_for
+    keep = not how["dropped"]
+    force_release(target.store, name, holder.token, by, keep=keep, done_for=done_for)
     return done(target, by, how["machine"], "release", name, f"Released from {short(holder)}.")
 
 
@@ -215,7 +217,8 @@ def drop(target: Target, name: str, who: tuple[str, ...], **how: Any) -> None:
     by = target.operator(why=how["why_text"])
     app = target.app
     tell = (lambda each: app.tell_dropped(each, by)) if app else None
-    gone = change_lock.drop(target.store, name, found, by, dropped=tell)
+    done_for = target.settings.done_for
+    gone = change_lock.drop(target.store, name, found, by, done_for=done_for, dropped=tell)
     target.announce(by, {name: len(gone)} if gone else {}, "drop")
     if any(map(queues_again, gone)):
         render.say(QUEUES_AGAIN, err=True)

@@ -153,6 +153,11 @@ class Effects(Protocol):
         """The realm of the app's broker. Tasks of other brokers are dropped one by one only."""
         ...
 
+    @property
+    def done_for(self) -> float:
+        """Seconds for which copies of a dropped message do not run."""
+        ...
+
     def tell_dropped(self, each: Waiting, by: Operator) -> None:
         """Store REVOKED as the result of a dropped task."""
         ...
@@ -319,14 +324,20 @@ class LockChanges:
             if not queues_again(each):
                 self._effects.tell_dropped(each, by)
 
+        done_for = self._effects.done_for
         if token:
-            waiter = find_waiter(self._store, name, token)
-            gone = len(change_lock.drop(self._store, name, [waiter], by, dropped=tell))
+            found = [find_waiter(self._store, name, token)]
+            dropped = change_lock.drop(
+                self._store, name, found, by, done_for=done_for, dropped=tell
+            )
+            gone = len(dropped)
         else:
             _refuse_too_many(self._parked(name))
             wanted = Filter(name, exact=True, arrived_by=asked_at or math.inf)
             realm = self._effects.realm
-            gone = purge(self._store, wanted, by, realm=realm, dropped=tell).total
+            gone = purge(
+                self._store, wanted, by, realm=realm, dropped=tell, done_for=done_for
+            ).total
         if not gone:
             msg = f"Nothing was dropped of {name!r}: it has the lock by now, or has ended."
             raise Refused(msg, name)

@@ -53,6 +53,11 @@ class OperatorActions:
         """The realm of the app's broker."""
         return self.extension.realm
 
+    @property
+    def done_for(self) -> float:
+        """Seconds for which copies of a dropped message do not run."""
+        return self.extension.settings.done_for
+
     def terminate(self, task_id: str) -> None:
         """Tell the worker of a task to terminate it.
 

@@ -133,11 +133,11 @@ def test_purged_tasks_are_reported_and_audited_once_per_lock(store):
     assert (entry["action"], entry["who"], entry["count"]) == ("purge", "jane", 45)
 
 
-def test_duplicates_of_purged_tasks_are_discarded_for_an_hour_or_as_configured(store):
+def test_duplicates_of_purged_tasks_are_discarded_for_two_hours_or_as_configured(store):
     hold(store, "a")
     park(store, "a", "usual")
     purge(store, Filter(), by("purge"))
-    assert seconds_remembered(store, "usual") == pytest.approx(3600, abs=30)
+    assert seconds_remembered(store, "usual") == pytest.approx(7200, abs=30)
     park(store, "a", "short")
     purge(store, Filter(), by("purge"), done_for=60.0)
     assert seconds_remembered(store, "short") == pytest.approx(60, abs=30)

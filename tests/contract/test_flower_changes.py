@@ -31,6 +31,7 @@ class Results:
 
     untold = 0
     realm = "R"
+    done_for = 40_000.0
 
     def __init__(self):
         self.ids = []
@@ -187,6 +188,17 @@ def test_all_parked_tasks_of_locks_are_dropped_but_not_those_that_came_later(
     assert (outcome.done, outcome.refused) == ({"a": 1, "b": 1}, [])
     assert queue(store, "a") == ["late"]
     assert sorted(results.ids) == ["a1", "b1"]
+
+
+def test_copies_of_dropped_tasks_do_not_run_for_as_long_as_those_of_ended_ones(store, changes):
+    hold(store, "a")
+    first, _ = park(store, "a", "t1"), park(store, "a", "t2")
+    assert changes.carry_out(request("drop", ("a", first)), BY).done == {"a": 1}
+    assert changes.carry_out(request("drop", "a", sure=True), BY).done == {"a": 1}
+    done = store.keyspace.lock("a").done
+    for attempt in ("t1/0/0", "t2/0/0"):
+        left = store.client.zscore(done, attempt) / 1000 - store.time()
+        assert left == pytest.approx(Results.done_for, abs=60)
 
 
 def test_all_parked_tasks_are_those_of_the_apps_broker(store, changes, results):

@@ -22,6 +22,7 @@ from click.testing import CliRunner
 from celery_singleton_lock import Lock
 from celery_singleton_lock.admin.production_checks import CHECKLIST
 from celery_singleton_lock.cli import change_commands, locks, main, render
+from celery_singleton_lock.config.url_text import realm_of
 from celery_singleton_lock.core.installed_version import installed_version
 from celery_singleton_lock.core.lock_set import LockSet, Part
 from celery_singleton_lock.core.model import Claim, Ending, Owner
@@ -659,6 +660,30 @@ def test_a_purge_leaves_the_tasks_of_another_application(run_own, alone, own_boo
     ]
     assert run_own("purge", "--all", "--any-broker", "--dry-run", "--json").json["total"] == 3
     assert run_own("purge", "--all", "--any-broker", "--yes", "--json").json["total"] == 3
+
+
+def test_copies_of_a_dropped_task_do_not_run_however_late_the_broker_sends_them(
+    redis_url, redis_client
+):
+    """A killed worker leaves parked messages unacknowledged, and the broker sends them again."""
+    app = Celery("late", broker=redis_url, backend=redis_url, set_as_current=False)
+    app.conf.broker_transport_options = {"visibility_timeout": 30_000.0}
+    store = RedisAdminStore(redis_client)
+    store.acquire(holder := Owner(new_token(), "held/0/0", "app.task"), Claim("k:late"))
+    park(store, "k:late", 2, realm=realm_of(redis_url))
+    one, two = store.list_waiters("k:late", "queue").waiting
+    obj = SimpleNamespace(app=app)
+    for args in (
+        ("drop", "k:late", one.task_id),
+        ("purge", "--lock", "k:late"),
+        ("release", "k:late", "--token", holder.token, "--force", "--drop"),
+    ):
+        ran = Ran(CliRunner().invoke(locks, [*args, "--yes"], obj=obj))
+        assert ran.code == 0, ran.err
+    for attempt in (one.attempt, two.attempt, "held/0/0"):
+        until = redis_client.zscore(store.keyspace.lock("k:late").done, attempt)
+        assert until / 1000 - store.time() == pytest.approx(60_000, abs=60)
+    store.close()
 
 
 def test_a_drain_that_the_broker_refuses_loses_nothing(run, book, admin, key, monkeypatch):
