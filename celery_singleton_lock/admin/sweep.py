@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import chain, groupby, islice
 from operator import attrgetter
 
 from celery_singleton_lock.core.parked_message import UntakenMessage
@@ -12,6 +12,9 @@ from celery_singleton_lock.store.operator.base import AdminStore, Operator
 
 ALL_LOCKS = "(all locks)"
 """Lock name of the sweep's audit entry."""
+
+AT_ONCE = 100
+"""Largest number of locks that are swept in one call."""
 
 
 @dataclass(slots=True)
@@ -52,8 +55,9 @@ def sweep_once(
         Exception: any error of ``publish``. Messages that were not sent are parked again.
     """
     store.write_audit_entry(ALL_LOCKS, replace(by, action="sweep", op=f"sweep:{by.who}@{by.host}"))
-    swept = Swept()
-    for fresh in _due(store):
+    swept, done = Swept(), set[str]()
+    for fresh in chain(_due(store), _untaken(store, realm, done) if publish else ()):
+        done.update(fresh)
         swept.locks += len(fresh)
         if publish is None:
             store.sweep_and_grant_many(fresh)
@@ -86,6 +90,21 @@ def _due(store: AdminStore) -> Iterator[list[str]]:
     seen: set[str] = set()
     while fresh := [name for name in store.take_due_locks() if name not in seen]:
         seen.update(fresh)
+        yield fresh
+
+
+def _untaken(store: AdminStore, realm: str, done: Collection[str]) -> Iterator[list[str]]:
+    """Yield in parts, without those of ``done``, the locks of messages that no live worker takes.
+
+    If another application shares this Redis, its workers sweep these locks before they are due
+    here, and send none of this broker's messages.
+    """
+    if all(store.consumers(realm, queue, "") for queue in store.parked(realm)):
+        return
+    found = store.summarise_locks(holders=0)
+    names = (lock.name for lock in found if lock.adrift and not lock.broken)
+    rest = (name for name in names if name not in done)
+    while fresh := list(islice(rest, AT_ONCE)):
         yield fresh
 
 

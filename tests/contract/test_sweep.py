@@ -64,6 +64,21 @@ def test_copies_are_of_this_broker_and_only_where_they_can_be_sent(store):
     assert sweep_once(store, BY, "R") == Swept(locks=1, adrift=1)
 
 
+def test_messages_are_sent_although_workers_of_another_application_sweep_their_locks(store):
+    """Else an autoscaler that has stopped all workers of one application would start none again."""
+    store.worker_heartbeat("theirs", "S", ["q"], 600)
+    for name in ("a", "b"):
+        park(store, name)
+        park(store, name, "t2", realm="S", queue="gone")
+    make_due(store, "a", "b")
+    store.sweep_and_grant_many(store.take_due_locks(), worker="theirs", realm="S")
+    assert store.take_due_locks() == []
+    sent = []
+    assert sweep_once(store, BY, "R", sent.append) == Swept(locks=2, published=2)
+    assert sweep_once(store, BY, "R", sent.append).published == 0
+    assert sorted((each.name, each.queue) for each in sent) == [("a", "q"), ("b", "q")]
+
+
 def test_more_locks_than_one_look_takes_are_all_swept(store):
     names = [f"a{number}" for number in range(300)]
     for number, name in enumerate(names):
