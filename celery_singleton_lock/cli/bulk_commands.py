@@ -29,7 +29,7 @@ from celery_singleton_lock.admin.export_parked import (
     served_realms,
     would_restore,
 )
-from celery_singleton_lock.admin.select_parked import Tally, count
+from celery_singleton_lock.admin.select_parked import Filter, Tally, count, select
 from celery_singleton_lock.admin.sweep import requeue_expired
 from celery_singleton_lock.cli import render
 from celery_singleton_lock.cli.app_context import sent
@@ -69,6 +69,8 @@ SEVERAL: Final = "(several locks)"
 def purge_command(target: Target, output: Path | None, **how: Any) -> None:
     """Drop parked tasks permanently, selected by lock, task, age, queue or state."""
     wanted = chosen(how)
+    if target.app is None and not how["any_broker"]:
+        _refuse_several_brokers(target, wanted)
     realm = target.app.realm if target.app and not how["any_broker"] else ""
     if how["dry_run"] or not how["yes"]:
         if not how["dry_run"]:
@@ -91,6 +93,24 @@ def purge_command(target: Target, output: Path | None, **how: Any) -> None:
         )
     target.announce(by, tally.done, "purge")
     return tell_dropped(target, tally, how["machine"])
+
+
+def _refuse_several_brokers(target: Target, wanted: Filter) -> None:
+    """Refuse if the tasks have several brokers: without an app, nothing tells which one is meant.
+
+    Raises:
+        NotDone: they have. Nothing was dropped.
+    """
+    first = ""
+    for each in select(target.store, wanted):
+        first = first or each.realm
+        if each.realm != first:
+            msg = (
+                "these tasks have several brokers, so they may be those of several applications. "
+                "Nothing was dropped. Give the app (celery -A YOUR_APP locks purge …) to drop "
+                "those of its broker, or --any-broker to drop all"
+            )
+            raise NotDone(msg)
 
 
 def tell_dropped(target: Target, tally: Tally, machine: bool) -> None:

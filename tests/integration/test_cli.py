@@ -686,6 +686,17 @@ def test_copies_of_a_dropped_task_do_not_run_however_late_the_broker_sends_them(
     store.close()
 
 
+def test_a_purge_without_an_app_does_not_drop_the_tasks_of_several_brokers(alone, admin, key):
+    name = f"k:{key}"
+    park(admin, name, 2)
+    park(admin, name, 3, realm="another")
+    for how in ("--dry-run", "--yes"):
+        assert "have several brokers" in alone("purge", "--lock", name, how, code=1).err
+    assert admin.inspect(name).bodies == 5
+    purged = alone("purge", "--lock", name, "--any-broker", "--yes", "--json").json
+    assert purged["total"] == 5
+
+
 def test_a_drain_that_the_broker_refuses_loses_nothing(run, book, admin, key, monkeypatch):
     realm = "R"
     park(admin, f"k:{key}", 3, realm=realm)
