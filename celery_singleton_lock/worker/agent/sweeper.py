@@ -27,6 +27,9 @@ MOST: Final = 100
 PER_SLOT: Final = 4
 """Number of granted messages that may wait here, for each slot of the pool."""
 
+FEW: Final = 10
+"""Most locks that one round sweeps while as many granted messages wait here as may."""
+
 PATIENCE: Final = 5.0
 """Seconds without a consumer after which a parked message is republished. A worker that restarts
 within this time gets the message from Redis."""
@@ -101,17 +104,29 @@ class Sweeper:
     # -- these methods raise BackendError if Redis does not answer --------------------------------
 
     def sweep(self) -> None:
-        """Sweep locks that are due."""
-        room = self._room()
-        if room > 0 and not self._inbox.retired:
-            names = list(self._store.take_due_locks(min(room, MOST)))
-            self.swept += len(names)
-            self.sweep_locks(names)
+        """Sweep locks that are due.
 
-    def sweep_locks(self, names: list[str]) -> None:
-        """Sweep locks, and grant each to its next waiter."""
+        Without room, only some, and their grants do not come here before others: all workers may be
+        that busy for hours, and leases and waits must end nevertheless.
+        """
+        if self._inbox.retired:
+            return
+        room = self._room()
+        names = list(self._store.take_due_locks(min(room, MOST) if room > 0 else FEW))
+        self.swept += len(names)
+        self.sweep_locks(names, self._inbox.taker() if room > 0 else "")
+
+    def sweep_locks(self, names: list[str], taker: str | None = None) -> None:
+        """Sweep locks, and grant each to its next waiter.
+
+        Args:
+            names: the locks.
+            taker: the worker that takes their grants if no other one has a free slot; empty: any.
+                None: this one.
+        """
+        worker = self._inbox.taker() if taker is None else taker
         messages = self._store.sweep_and_grant_many(
-            names, worker=self._inbox.taker(), realm=self._realm, patience=PATIENCE
+            names, worker=worker, realm=self._realm, patience=PATIENCE
         )
         for name, seconds in messages.next_starts.items():
             self._timers.restart(name, seconds)

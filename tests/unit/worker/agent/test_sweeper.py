@@ -9,13 +9,26 @@ from support.waiting import eventually
 
 
 @pytest.mark.parametrize(
-    ("backlog", "asked"), [(0, [8]), (3, [5]), (8, []), (50, [])], ids="backlog-{}".format
+    ("backlog", "asked"), [(0, [8]), (3, [5]), (8, [10]), (50, [10])], ids="backlog-{}".format
 )
 def test_a_sweep_takes_no_more_than_the_pool_can_soon_run(agent, store, dispatcher, backlog, asked):
-    """Four per slot, less those that wait for one already."""
+    """Four per slot, less those that wait for one already; a few, if as many wait: see below."""
     dispatcher.in_flight.waiting = backlog
     agent.run_once()
     assert [call[1] for call in store.asked("take_due_locks")] == asked
+
+
+def test_leases_and_waits_end_though_all_workers_have_more_grants_than_they_can_run(
+    agent, store, dispatcher
+):
+    """The lock of a dead holder would be stuck, and no wait would time out, for the whole backlog.
+
+    What such a sweep grants comes here only if no other worker takes it.
+    """
+    dispatcher.in_flight.waiting = 50
+    store.due = ["k:a"]
+    agent.run_once()
+    assert store.asked("sweep_and_grant_many") == [("sweep_and_grant_many", "k:a")]
 
 
 def test_a_sweep_looks_at_each_lock_that_it_has_taken_from_the_list(agent, store):
