@@ -77,6 +77,7 @@ class LockStore(Protocol):
         acks_early: bool = False,
         kept_elsewhere: bool = False,
         later: bool = False,
+        limit: int = 0,
     ) -> Reply:
         """Start to use a grant, with a full lease.
 
@@ -91,6 +92,8 @@ class LockStore(Protocol):
                 the task stores it.
             later: the task acquires other locks before it starts. If a message is stored here, it
                 is deleted. A later claim counts the start at the rates.
+            limit: the number of permits that the task declares now. It is in force if it is lower
+                than what was declared when its message was parked. 0: none.
 
         Returns:
             GRANTED, WAITING, or ABSENT if the grant was lost.

@@ -59,18 +59,21 @@ class LockOperations(ScriptRunner):
         acks_early: bool = False,
         kept_elsewhere: bool = False,
         later: bool = False,
+        limit: int = 0,
     ) -> Steps[Reply]:
         """Start to use a grant; see :meth:`LockStore.claim`."""
         delete_message = delete_message_of(
             acks_early=acks_early, kept_elsewhere=kept_elsewhere, later=later
         )
-        call = self.claim_call(owner, name, lease, delete_message)
+        call = self.claim_call(owner, name, lease, delete_message, limit)
         return replies.reply((yield from self.run(call.call(self.keyspace))))
 
-    def claim_call(self, owner: Owner, name: str, lease: float, delete_message: int) -> SplitCall:
+    def claim_call(
+        self, owner: Owner, name: str, lease: float, delete_message: int, limit: int
+    ) -> SplitCall:
         """Return the call of the script ``claim``."""
         usual = usual_of_claim(
-            lease, delete_message, owner.worker, owner.host, owner.pid, self.claim_ms
+            lease, delete_message, owner.worker, owner.host, owner.pid, self.claim_ms, limit
         )
         return SplitCall(self._claim, name, (name, owner.token), usual)
 

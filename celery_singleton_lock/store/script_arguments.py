@@ -18,7 +18,7 @@ from celery_singleton_lock.store.scripts import Argument
 ACQUIRE: Final = (
     "name token attempt place_us copy lease_ms limit_arg max_waiting wait_ms worker claim_ms about"
 )
-CLAIM: Final = "name token lease_ms delete_message worker host pid claim_ms"
+CLAIM: Final = "name token lease_ms delete_message worker host pid claim_ms limit_arg"
 RELEASE: Final = "name token ending mark keep_ms keep_for worker done_ms claim_ms"
 """The arguments of the scripts around each task, in their order."""
 
@@ -123,10 +123,10 @@ def usual_of_acquire(  # noqa: PLR0917  # positional, since keywords make the ca
 
 @functools.lru_cache(maxsize=1024)
 def usual_of_claim(  # noqa: PLR0917  # positional, since keywords make the cache slower
-    lease: float, delete_message: int, worker: str, host: str, pid: int, claim_ms: int
+    lease: float, delete_message: int, worker: str, host: str, pid: int, claim_ms: int, limit: int
 ) -> tuple[Argument, ...]:
     """Return the arguments of claim from ``lease_ms`` on: the same for all calls of a task."""
-    return lease_of(lease), delete_message, worker, host, pid, claim_ms
+    return lease_of(lease), delete_message, worker, host, pid, claim_ms, limit
 
 
 def delete_message_of(*, acks_early: bool, kept_elsewhere: bool, later: bool) -> int:

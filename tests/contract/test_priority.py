@@ -496,7 +496,11 @@ def scripts_of(commit):
     clock, shared = text("_clock.lua"), with_flow_key(text("_lock.lua"))
     verbs = ("acquire", "park", "claim", "release", "sweep_and_grant", "extend", "identify")
     texts = {verb: text(file_of(verb)) for verb in verbs}
-    texts["claim"] = texts["claim"].replace("settle ", "delete_message ")  # the argument's name
+    texts["claim"] = (  # its arguments have other names since, and one more
+        texts["claim"]
+        .replace("settle ", "delete_message ")
+        .replace("pid claim_ms\n", "pid claim_ms limit_arg\n")
+    )
     return {verb: assemble(verb, clock, shared, body) for verb, body in texts.items()}
 
 

@@ -513,6 +513,27 @@ def test_a_parked_message_is_delivered_unchanged_and_stored_until_its_end(store)
 
 
 @NO_MESSAGES
+def test_a_limit_that_was_lowered_since_holds_for_parked_messages_from_the_first_claim_on(store):
+    """A new version of the app declares less, and no further message comes."""
+    store.worker_heartbeat("w", "R", ["q"], LEASE)
+    holder = owner()
+    store.acquire(holder, claim(limit=2))
+    for number in range(4):
+        store.park(owner(f"id{number}/0/0"), claim(limit=2), to_park())
+    deliveries = [store.receive("w", SOON)]
+    store.release(NAME, holder.token, Ending.FINAL)
+    deliveries.append(store.receive("w", SOON))
+    for delivery in deliveries:
+        reply = store.claim(Owner(delivery.token), NAME, LEASE, limit=1)
+        assert (reply.verdict, reply.limit) == (Verdict.GRANTED, 1)
+    store.release(NAME, deliveries[0].token, Ending.FINAL)
+    assert store.receive("w", 0.05) is None, "one runs still"
+    store.release(NAME, deliveries[1].token, Ending.FINAL)
+    last = store.receive("w", SOON)
+    assert store.claim(Owner(last.token), NAME, LEASE, limit=2).limit == 1, "none is raised so"
+
+
+@NO_MESSAGES
 @pytest.mark.parametrize("reached", [True, False], ids=["claim executed", "claim not executed"])
 def test_l13_a_message_whose_claim_was_not_answered_is_delivered_once_more(store, reached):
     """The claim may have deleted it, and its worker, which has not begun it, parks it again."""

@@ -93,10 +93,13 @@ class QuorumOperations:
         acks_early: bool = False,
         kept_elsewhere: bool = False,  # noqa: ARG002  # no messages are stored
         later: bool = False,  # noqa: ARG002  # there are no rates
+        limit: int = 0,
     ) -> Steps[Reply]:
         """Claim the coordinator's lock, and then request votes; see :meth:`LockStore.claim`."""
         reply: Reply = yield from self._coordinators.queue(
-            name, owner.token, lambda node: node.claim(owner, name, lease, acks_early=acks_early)
+            name,
+            owner.token,
+            lambda node: node.claim(owner, name, lease, acks_early=acks_early, limit=limit),
         )
         if reply.verdict is not Verdict.GRANTED:
             return reply

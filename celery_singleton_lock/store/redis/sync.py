@@ -136,12 +136,13 @@ class RedisStore:
         acks_early: bool = False,
         kept_elsewhere: bool = False,
         later: bool = False,
+        limit: int = 0,
     ) -> Reply:
         """Start to use a grant; see :meth:`LockStore.claim`."""
         delete_message = delete_message_of(
             acks_early=acks_early, kept_elsewhere=kept_elsewhere, later=later
         )
-        call = self.operations.claim_call(owner, name, lease, delete_message)
+        call = self.operations.claim_call(owner, name, lease, delete_message, limit)
         return replies.reply(self._run_split(call))
 
     def release(

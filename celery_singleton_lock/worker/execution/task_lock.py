@@ -315,11 +315,24 @@ def current_locks() -> tuple[CurrentLock, ...]:
     return several or (lock,)
 
 
-def ask(store: LockStore, header: LockHeader, options: LockOptions) -> Reply:
-    """Acquire the lock of a delivery, or claim it if it was granted."""
+def ask(store: LockStore, header: LockHeader, options: LockOptions, limit: int = 0) -> Reply:
+    """Acquire the lock of a delivery, or claim it if it was granted.
+
+    Args:
+        store: the store of the locks.
+        header: the delivery.
+        options: those of the lock.
+        limit: of a claim: the limit to declare, if it is lower than the one in force; 0: none.
+    """
     owner = owner_of(header)
     if header.granted:
-        return store.claim(owner, header.name, options.lease, acks_early=header.acks_early)
+        return store.claim(
+            owner,
+            header.name,
+            options.lease,
+            acks_early=header.acks_early,
+            limit=limit,
+        )
     if options.on_conflict == "wait":
         return wait(store, owner, claim_of(header, options), options)
     return store.acquire(owner, claim_of(header, options))

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 from celery import states
 from celery.exceptions import Reject, SoftTimeLimitExceeded
 
+from celery_singleton_lock.config.limits import NO_LIMIT
 from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.config.timed_close import described, name_to_close
 from celery_singleton_lock.core.clock import SystemClock
@@ -84,6 +85,12 @@ _clock = SystemClock()
 MOST_LEFT: Final = 1000
 """Most released locks that are known; about as many tasks end while a main loop stands still."""
 
+MOST_NOT_LOWERED: Final = 1000
+"""Most locks that are known to keep a limit above that of the declaration."""
+
+_DECLARED_LESS: Final = "a task has declared less since the lock was last free; the lowest wins"
+_PARKED_BEFORE: Final = "the task was parked before its declaration was changed"
+
 
 class LockSetTaker(Protocol):
     """Acquires and releases the locks of tasks with several locks."""
@@ -144,6 +151,7 @@ class LockTracer:
         self._interrupts = interrupts
         self._keeps_messages = keeps_messages
         self._warned: set[str] = set()
+        self._not_lowered: deque[str] = deque(maxlen=MOST_NOT_LOWERED)
         self._left: deque[str] = deque(maxlen=MOST_LEFT)
         self._observe_mode = ObserveMode(store)
 
@@ -158,7 +166,7 @@ class LockTracer:
         if options.on_lost == "abort" or options.preempts:
             self._interrupts().install()
         try:
-            lock = self._enter(header, options)
+            lock = self._enter(run, header, options)
         except NotStarted as not_started:
             if not_started.outcome is Outcome.FOLLOW:
                 return follow(run, not_started)
@@ -183,7 +191,7 @@ class LockTracer:
         except SoftTimeLimitExceeded as error:  # raised while the start was recorded
             return fail(run, error)
 
-    def _enter(self, header: LockHeader, options: LockOptions) -> TaskLock | None:
+    def _enter(self, run: Run, header: LockHeader, options: LockOptions) -> TaskLock | None:
         """Acquire and return the lock; return None to run without it."""
         if header.error is not None:
             if header.granted and self._has_ended(header):
@@ -193,7 +201,7 @@ class LockTracer:
             return None
         if header.lock_set is not None:
             return self.multi_lock_tracer.enter(header, options)
-        return self._take(header, options)
+        return self._take(run, header, options)
 
     def _has_ended(self, header: LockHeader) -> bool:
         """Return whether another process ends, or has ended, a parked message that may not run.
@@ -207,12 +215,13 @@ class LockTracer:
             return False
         return reply.verdict is Verdict.ABSENT and not reply.lost
 
-    def _take(self, header: LockHeader, options: LockOptions) -> TaskLock | None:
+    def _take(self, run: Run, header: LockHeader, options: LockOptions) -> TaskLock | None:
         """Acquire and return the only lock of a task; return None to run without it."""
         store = self._store()
         asked = store.clock.monotonic()
         try:
             reply = ask(store, doubted(header, asked, self._again_after), options)
+            reply = self._limited(store, run, header, options, reply)
         except BackendError as error:
             return self.without_backend(header, options, error)
         except BaseException as error:
@@ -237,6 +246,36 @@ class LockTracer:
             preempted_by=self._interrupts().preempted_by,
         )
 
+    def _limited(  # the parts of one request
+        self, store: Store, run: Run, header: LockHeader, options: LockOptions, reply: Reply
+    ) -> Reply:
+        """Lower the limit if the task declares less now than when its message was parked.
+
+        A message that was parked under a former name of its lock does not lower the limit of that
+        lock. A limit that stays higher was set by an operator, and the lock is not asked again.
+        """
+        lower = options.limit == options.declared_limit < reply.limit
+        granted = header.granted and reply.verdict is Verdict.GRANTED
+        if not (lower and granted) or header.name in self._not_lowered:
+            return reply
+        if self._is_lock_of(run, header.name):
+            try:
+                reply = ask(store, header, options, options.limit)
+            except BackendError:
+                return reply  # the task has its lock nevertheless
+        if reply.limit > options.limit:
+            self._not_lowered.append(header.name)
+        return reply
+
+    def _is_lock_of(self, run: Run, name: str) -> bool:
+        """Return whether the call takes the lock of this name, as its task is declared now."""
+        try:
+            return self._name_of(run.task, run.args, run.kwargs) == name
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception:  # noqa: BLE001  # a callable of the user may raise anything
+            return False
+
     def interrupted(self, header: LockHeader, error: BaseException) -> None:
         """Release the lock if an interruption came after the grant and before it was recorded.
 
@@ -252,15 +291,16 @@ class LockTracer:
         """Log once per task that another limit of its lock is in force."""
         if header.task not in self._warned:
             self._warned.add(header.task)
+            lower = reply.limit < options.limit
             logger.warning(
-                "%s declares lock_limit=%d, but %d is in force for lock %r: an operator has set "
-                "it, or a task has declared less since the lock was last free; the lowest wins. "
-                "Declare the same limit in all tasks that share the lock; `locks limit` sets "
-                "another one at once.",
+                "%s declares lock_limit=%s, but %s is in force for lock %r: an operator has set "
+                "it, or %s. Declare the same limit in all tasks that share the lock; `locks limit` "
+                "sets another one at once.",
                 header.task,
-                options.limit,
-                reply.limit,
+                None if options.limit == NO_LIMIT else options.limit,
+                "no limit" if reply.limit == NO_LIMIT else reply.limit,
                 header.name,
+                _DECLARED_LESS if lower else _PARKED_BEFORE,
             )
 
     def without_backend(

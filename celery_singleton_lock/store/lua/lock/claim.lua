@@ -1,9 +1,10 @@
 -- claim: start to use a grant, with a full lease from now. The first waiter of a free lock is granted too.
 -- A message that is delivered to be ended is claimed, too: the reply is waiting, or absent if another process ends it.
 -- KEYS: lock
--- ARGV: name token lease_ms delete_message worker host pid claim_ms
+-- ARGV: name token lease_ms delete_message worker host pid claim_ms limit_arg
 --   delete_message 1 = acknowledge early: delete the stored message, and that of a duplicate; 2 = the message is
 --   stored at another lock: delete it here; 3 = likewise, and another claim will log the start; 0 = keep it
+--   limit_arg = the number that the task declares; 0 = none
 -- REPLY: answer GRANTED WAITING ABSENT
 lock = name
 starts_later = delete_message == '3'
@@ -30,6 +31,13 @@ if where then
   rec.worker, rec.host, rec.pid, rec.lease = worker, host, pid, lease_ms
   if delete_message == '1' then rec.settled, rec.twin = '1', nil end
   if where == 'holder' then start(token, rec) end
+end
+-- The message was parked under a higher limit than its task declares now: its declaration was changed since.
+local most = tonumber(limit_arg)
+if where == 'holder' and most > 0 and most < declared then
+  declared = most
+  limit = ruled or declared
+  redis.call('HSET', meta, 'limit', declared)
 end
 grant_waiters(worker, token, rec)
 local verdict = where and (lease_end(token) and 'granted' or 'waiting') or 'absent'

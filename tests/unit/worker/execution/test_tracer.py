@@ -7,10 +7,12 @@ from types import SimpleNamespace
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 
+from celery_singleton_lock.config.limits import NO_LIMIT
 from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.lock_set import LockSet, Part
 from celery_singleton_lock.core.model import Ending, Reply, Verdict
+from celery_singleton_lock.errors import BackendUnreachable
 from celery_singleton_lock.worker.execution.celery_outcome import Run
 from celery_singleton_lock.worker.execution.interrupt import Interrupts
 from celery_singleton_lock.worker.execution.multi_lock_tracer import MultiLockTracer
@@ -107,3 +109,100 @@ def test_a_lock_counts_as_left_from_the_start_of_its_release(header):
     left.clear()
     tracer.leave(header, Ending.FINAL, held(header))
     assert sorted(left) == sorted((token, True) for token in tokens)
+
+
+class LimitStore(InterruptedStore):
+    """Grants with a limit of 3, and lowers it if a claim declares less."""
+
+    def __init__(self):
+        super().__init__(None)
+        self.limit = 3
+
+    def claim(self, *_, limit=0, **__):
+        self.limit = min(self.limit, limit or self.limit)
+        return Reply(Verdict.GRANTED, 1, 30.0, limit=self.limit)
+
+
+@pytest.mark.parametrize(
+    ("name", "declared", "limit"),
+    [("a", 1, 1), ("a", 3, 3), ("a", NO_LIMIT, 3), ("renamed", 1, 3)],
+    ids=["lower", "the same", "higher", "of another lock"],
+)
+def test_a_declaration_that_was_lowered_since_holds_for_a_parked_task(name, declared, limit):
+    """Not if the lock of its message has a name that the task does not use any more."""
+    store = LimitStore()
+    tracer = LockTracer(lambda: store, print, 3600.0, lambda *_: name, Interrupts)
+    run = Run(None, lambda *_: "ran", "id", (), {}, {})
+    tracer._take(run, ONE, LockOptions(limit=declared))
+    assert store.limit == limit
+
+
+def test_two_threads_that_start_such_tasks_at_once_warn_of_nothing(caplog):
+    """The second one was granted before the first one had lowered the limit."""
+
+    class Late(LimitStore):
+        def claim(self, *args, limit=0, **how):
+            reply = super().claim(*args, limit=limit, **how)
+            return reply if limit else reply._replace(limit=3)
+
+    store = Late()
+    tracer = LockTracer(lambda: store, print, 3600.0, lambda *_: "a", Interrupts)
+    for _ in range(2):
+        tracer._take(Run(None, None, "id", (), {}, {}), ONE, LockOptions(limit=1))
+    assert caplog.text == ""
+
+
+def test_a_limit_that_an_operator_has_set_is_asked_for_once(caplog):
+    asked = []
+
+    class Ruled(LimitStore):
+        def claim(self, *_, limit=0, **__):
+            asked.append(limit)
+            return Reply(Verdict.GRANTED, 1, 30.0, limit=3)
+
+    tracer = LockTracer(Ruled, print, 3600.0, lambda *_: "a", Interrupts)
+    for _ in range(3):
+        tracer._take(Run(None, None, "id", (), {}, {}), ONE, LockOptions(limit=1))
+    assert asked == [0, 1, 0, 0]
+    assert caplog.text.count("an operator has set it") == 1
+
+
+def test_a_task_that_was_granted_runs_under_its_lock_although_its_limit_was_not_heard():
+    """Redis answered its claim, and was away a moment later."""
+
+    class Silent(LimitStore):
+        def claim(self, *args, limit=0, **how):
+            if limit:
+                raise BackendUnreachable
+            return super().claim(*args, **how)
+
+    tracer = LockTracer(Silent, print, 3600.0, lambda *_: "a", Interrupts)
+    taken = tracer._take(Run(None, None, "id", (), {}, {}), ONE, LockOptions(limit=1))
+    assert taken.token == ONE.token
+
+
+def test_a_name_that_cannot_be_computed_lowers_no_limit():
+    def name_of(*_):
+        raise KeyError("tenant")
+
+    store = LimitStore()
+    tracer = LockTracer(lambda: store, print, 3600.0, name_of, Interrupts)
+    tracer._take(Run(None, None, "id", (), {}, {}), ONE, LockOptions(limit=1))
+    assert store.limit == 3
+
+
+@pytest.mark.parametrize(
+    ("declared", "in_force", "told"),
+    [
+        (NO_LIMIT, 1, "declares lock_limit=None, but 1 is in force for lock 'a': an operator has"),
+        (3, 1, "an operator has set it, or a task has declared less"),
+        (1, 3, "an operator has set it, or the task was parked before its declaration was changed"),
+        (1, NO_LIMIT, "but no limit is in force for lock 'a'"),
+    ],
+    ids=["unlimited", "lower", "higher", "none"],
+)
+def test_the_warning_of_another_limit_says_why_it_is_in_force(caplog, declared, in_force, told):
+    tracer = LockTracer(lambda: None, print, 3600.0, lambda *_: "a", Interrupts)
+    reply = Reply(Verdict.GRANTED, 1, 30.0, limit=in_force)
+    tracer.warn_of_limit(ONE, LockOptions(limit=declared), reply)
+    assert told in caplog.text
