@@ -199,13 +199,13 @@ class LoopChannel:
             self._folder.cleanup()
 
     def _serve_next(self) -> bool:
-        """Make the calls that arrive next. Return False once closed."""
+        """Make the calls that arrive next. Return False once closed, when no call is left."""
         with self.thread.idle():
             select.select(
                 [self._reader, self._notice_reader], [], [], NOTICE_POLL if self._later else None
             )
         self.drain()
-        return not self._closed
+        return bool(self._calls) or not self._closed
 
     def drain(self, *_: Any) -> None:
         """Make the calls that have arrived. Runs in the main loop. Never raises.
