@@ -71,6 +71,8 @@ class LockWait:
     Attributes:
         asked: monotonic time of the last request.
         pause: seconds of the next wait.
+        has_waited: whether it was in the queue. If it does not ask in time, it is removed, and a
+            copy of its message may run.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class LockWait:
         self.deadline: float = math.inf if timeout is None else clock.monotonic() + timeout
         self.pause: float = 0.0
         self.asked: float = -math.inf
+        self.has_waited: bool = False
         self._queued = False
         self._rename = rename
 
@@ -124,7 +127,7 @@ class LockWait:
 
     def _stay(self, reply: Reply) -> Step:
         """Wait until the deadline, the next end of a lease, or the next request to stay queued."""
-        self._queued = True
+        self._queued = self.has_waited = True
         left = self.deadline - self.clock.monotonic()
         self.pause = max(0.01, min(left, HEARTBEAT, _look_after(reply)))
         return Step.CANCEL if left <= 0 else Step.WAIT
@@ -220,7 +223,10 @@ def _ask(step: Step, wait: LockWait, owner: Owner, claim: Claim) -> Plan[Request
         later = claim.later
         reply = yield Do(lambda store: store.claim(me, claim.name, claim.lease, later=later))
     else:
-        reply = yield Do(lambda store: store.acquire(me, claim, wait=alive))
+        wanted = claim
+        if wait.has_waited and owner.attempt and not claim.copy:
+            wanted = claim._replace(copy=claim.place or 1)
+        reply = yield Do(lambda store: store.acquire(me, wanted, wait=alive))
     return reply
 
 
