@@ -48,7 +48,7 @@ def purge(
             of all realms are dropped.
         dropped: called with each dropped task and its message, to store a result.
         done_for: seconds for which duplicate deliveries of a dropped task are discarded, as of
-            :attr:`Settings.done_for`.
+            ``Settings.done_for``.
         file: where the dropped tasks are written, for an import.
 
     Returns:

@@ -274,7 +274,7 @@ def drop(
         found: the waiters, from :func:`find_waiter`.
         by: the operator, for the audit.
         done_for: seconds for which copies of their messages do not run, as of
-            :attr:`Settings.done_for`.
+            ``Settings.done_for``.
         dropped: called with each dropped task that will not run, to store its result.
 
     Returns:

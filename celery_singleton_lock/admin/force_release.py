@@ -39,7 +39,7 @@ def force_release(
         keep: True: if the message of the task is stored in Redis, it goes to the end of the queue,
             and the task runs again. False: the message is dropped.
         done_for: seconds for which copies of a dropped message do not run, as of
-            :attr:`Settings.done_for`.
+            ``Settings.done_for``.
 
     Returns:
         A reply with the verdict RELEASED.

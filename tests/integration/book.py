@@ -7,8 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -18,6 +18,7 @@ import redis
 from celery import states
 from kombu import Connection
 
+from celery_singleton_lock import Lock
 from celery_singleton_lock.core.lock_view import LockView
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
@@ -304,6 +305,23 @@ class Book:
             timeout,
             lambda: f"{count} waiting for {key}: {self.view(key, lock)}",
         )
+
+    def park_backlog(self, keys: Sequence[str], each: int, seconds: float) -> None:
+        """Park some tasks of each key while its lock is held, and then release all locks.
+
+        Args:
+            keys: the keys.
+            each: number of tasks of each key.
+            seconds: how long each task runs.
+        """
+        with ExitStack() as held:
+            for key in keys:
+                held.enter_context(Lock(self.client, f"k:{key}", lease=120))
+            for n in range(each):
+                for key in keys:
+                    self.send("act", key, n, hold=seconds)
+            for key in keys:
+                self.await_waiting(key, each, timeout=30)
 
     def await_free(self, key: Any, timeout: float = 5, lock: str = "k:{}") -> None:
         """Wait until the lock has no holder, no waiter and no parked message."""

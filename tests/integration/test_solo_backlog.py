@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-
 import pytest
 
-from celery_singleton_lock import Lock
 from integration.book import LONG_LEASE, Book
 from support.proxy import Proxy
 from support.waiting import eventually
@@ -19,18 +16,12 @@ KEYS, EACH = ("a", "b", "c"), 20
 def backlog(own_book):
     """A solo worker, and tasks for a minute that are granted one after another."""
     with own_book.worker(pool="solo") as worker:
-        with ExitStack() as held:
-            for key in KEYS:
-                held.enter_context(Lock(own_book.client, f"k:{key}", lease=60))
-            for n in range(EACH):
-                for key in KEYS:
-                    own_book.send("act", key, n, hold=1.0)
-            for key in KEYS:
-                own_book.await_waiting(key, EACH)
+        own_book.park_backlog(KEYS, EACH, 1.0)
         eventually(lambda: len(own_book.starts()) > 1, 20, "they are granted")
         yield worker
 
 
+@pytest.mark.full
 def test_a_solo_worker_runs_other_tasks_during_a_backlog_of_grants(own_book, backlog):
     """It reads from its broker between two granted tasks."""
     own_book.started(own_book.send("plain", "other"), 20)
@@ -44,6 +35,7 @@ def test_a_solo_worker_stops_during_a_backlog_of_grants(own_book, backlog):
     assert len(own_book.starts()) < len(KEYS) * EACH
 
 
+@pytest.mark.full
 def test_a_solo_worker_stops_although_many_tasks_have_waited_for_redis(
     redis_server, redis_url, tmp_path
 ):
