@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
 
-from celery_singleton_lock.config.argument_checks import checked_limit
+from celery_singleton_lock.config.argument_checks import checked_limit, checked_name
 from celery_singleton_lock.config.limits import MAX_LEASE, PREFIX
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.store.connect import connect
@@ -139,8 +139,9 @@ class SingletonLocks(LockAssertions):
 
         Raises:
             AssertionError: the lock is not free.
-            ConfigurationError: ``limit`` is invalid.
+            ConfigurationError: ``name`` or ``limit`` is invalid.
         """
+        checked_name(name)
         if limit is None and any(each.name == name and each.held for each in self._holds):
             msg = (
                 f"hold({name!r}) could not acquire the lock: an earlier hold() of this test holds "

@@ -206,6 +206,8 @@ def test_a_failed_assertion_shows_the_events_and_the_state_of_the_lock(shop, wor
         locks.assert_parked("4711", timeout=0.1)
     with pytest.raises(TypeError, match=r"what delay\(\) or apply\(\) returned, .*, not an int"):
         locks.assert_parked(5)
+    with pytest.raises(ConfigurationError, match="must be a str that is not empty, not 5"):
+        locks.hold(5)
 
 
 def test_overlapping_tasks_did_not_run_alone(shop, worker, locks):
