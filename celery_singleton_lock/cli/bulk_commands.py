@@ -48,6 +48,9 @@ from celery_singleton_lock.message_text import printable
 SEVERAL: Final = "(several locks)"
 """Lock name of an event about several locks."""
 
+NO_BROKER: Final = "(none)"
+"""A realm that no task has."""
+
 
 @click.command("purge")
 @filters
@@ -69,12 +72,12 @@ SEVERAL: Final = "(several locks)"
 def purge_command(target: Target, output: Path | None, **how: Any) -> None:
     """Drop parked tasks permanently, selected by lock, task, age, queue or state."""
     wanted = chosen(how)
-    if target.app is None and not how["any_broker"]:
-        _refuse_several_brokers(target, wanted)
-    realm = target.app.realm if target.app and not how["any_broker"] else ""
+    if not how["dry_run"]:
+        requeue_expired(target.store)
+    realm = ""
+    if not how["any_broker"]:
+        realm = target.app.realm if target.app else _only_broker(target, wanted)
     if how["dry_run"] or not how["yes"]:
-        if not how["dry_run"]:
-            requeue_expired(target.store)
         tally = count(target.store, wanted, not_purged(realm))
         if how["dry_run"] or not tally.total:
             return tell_tally(tally, "would be dropped", how["machine"])
@@ -95,11 +98,13 @@ def purge_command(target: Target, output: Path | None, **how: Any) -> None:
     return tell_dropped(target, tally, how["machine"])
 
 
-def _refuse_several_brokers(target: Target, wanted: Filter) -> None:
-    """Refuse if the tasks have several brokers: without an app, nothing tells which one is meant.
+def _only_broker(target: Target, wanted: Filter) -> str:
+    """Return the realm of the tasks' broker. Without an app, nothing tells which one is meant.
+
+    Tasks of others that are parked from now on stay.
 
     Raises:
-        NotDone: they have. Nothing was dropped.
+        NotDone: they have several brokers. Nothing was dropped.
     """
     first = ""
     for each in select(target.store, wanted):
@@ -111,6 +116,7 @@ def _refuse_several_brokers(target: Target, wanted: Filter) -> None:
                 "those of its broker, or --any-broker to drop all"
             )
             raise NotDone(msg)
+    return first or NO_BROKER
 
 
 def tell_dropped(target: Target, tally: Tally, machine: bool) -> None:

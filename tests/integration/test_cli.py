@@ -21,7 +21,7 @@ from click.testing import CliRunner
 
 from celery_singleton_lock import Lock
 from celery_singleton_lock.admin.production_checks import CHECKLIST
-from celery_singleton_lock.cli import change_commands, locks, main, render
+from celery_singleton_lock.cli import bulk_commands, change_commands, locks, main, render
 from celery_singleton_lock.config.url_text import realm_of
 from celery_singleton_lock.core.installed_version import installed_version
 from celery_singleton_lock.core.lock_set import LockSet, Part
@@ -695,6 +695,29 @@ def test_a_purge_without_an_app_does_not_drop_the_tasks_of_several_brokers(alone
     assert admin.inspect(name).bodies == 5
     purged = alone("purge", "--lock", name, "--any-broker", "--yes", "--json").json
     assert purged["total"] == 5
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_purge_without_an_app_leaves_tasks_of_another_broker_that_come_while_it_asks(
+    alone, admin, key, monkeypatch, before
+):
+    """The refusal is of no use if such tasks are parked between the check and the purge."""
+    name = f"k:{key}"
+    park(admin, name, before)
+    real = bulk_commands.purge
+
+    def late(*args, **how):
+        park(admin, name, 3, realm="another")
+        return real(*args, **how)
+
+    if before:
+        monkeypatch.setattr(render, "ask", lambda _: park(admin, name, 3, realm="another"))
+    else:
+        monkeypatch.setattr(bulk_commands, "purge", late)
+    purged = alone("purge", "--lock", name, *([] if before else ["--yes"]), "--json").json
+    left = {"of another broker (--any-broker includes them)": 3}
+    assert (purged["total"], purged["left"]) == (before, left)
+    assert admin.inspect(name).bodies == 3
 
 
 def test_a_drain_that_the_broker_refuses_loses_nothing(run, book, admin, key, monkeypatch):
