@@ -221,6 +221,21 @@ def test_the_end_of_a_task_is_not_that_of_its_retry(store, client):
     assert entry(store, client) == ("sent", "a", 300)
 
 
+@pytest.mark.parametrize("confirmed", ["before", "after"])
+def test_a_retry_that_ends_before_the_attempt_that_sent_it_is_over(store, client, confirmed):
+    """A running call was revoked, and its retry discarded: like calls were refused for an hour."""
+    sent(store, "a")
+    store.acquire(owner("a"), claim())
+    if confirmed == "before":
+        assert store.confirm_sent("k", "report", "a", 1, 300.0)
+    assert not store.withdraw("k", "report", "a", 1, ended=True)
+    assert entry(store, client) == ("here", "a", 0)
+    if confirmed == "after":
+        assert store.confirm_sent("k", "report", "a", 1, 300.0)
+    store.release("k", "a.0", Ending.FINAL)
+    assert entry(store, client) is None
+
+
 def test_a_task_that_was_acknowledged_early_is_over_when_its_process_dies(store, client):
     sent(store, "a")
     store.acquire(owner("a"), claim(late=False)._replace(lease=0.05))

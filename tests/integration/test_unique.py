@@ -305,6 +305,21 @@ def test_a_call_that_is_revoked_while_it_waits_for_a_slot_blocks_nobody(app, cli
         assert "old" not in ran(client)
 
 
+def test_a_running_call_that_is_revoked_and_sends_a_retry_blocks_nobody(
+    app, client, redis_url, pool
+):
+    """Its retry was discarded before it had ended, so calls like it were not sent for an hour."""
+    with new_worker(redis_url, pool=pool) as worker:
+        old = app.tasks["cleans_up"].delay("may", "old")
+        has_run(client, "old")
+        old.revoke()
+        worker.await_log("Tasks flagged as revoked")
+        go(client, "old")
+        worker.await_log("Discarding revoked task")
+        client.rpush("go:clean", "1")
+        eventually(lambda: not entries(client))
+
+
 def test_a_retry_is_no_duplicate_of_itself(app, client, redis_url):
     """Until it is done, other calls are."""
     with new_worker(redis_url):

@@ -33,6 +33,14 @@ def run_twice(self, month, what):
     return what
 
 
+def run_and_clean_up(self, month, what):
+    run(month, what)
+    try:
+        raise self.retry(countdown=1)
+    finally:
+        redis_of_task().blpop("go:clean", 60)
+
+
 def run_late(month, what):
     redis_of_task().rpush("pid", os.getpid())
     return run(month, what)
@@ -53,6 +61,7 @@ TASKS = {
     "strict": (run, {"lock_unique": "until_done", "lock_on_duplicate": "raise"}),
     "skips": (run, {"lock_unique": "until_done", "lock_on_conflict": "skip"}),
     "retried": (run_twice, {"lock_unique": "until_done", "bind": True, "max_retries": 1}),
+    "cleans_up": (run_and_clean_up, {"lock_unique": "until_done", "bind": True}),
     "by_user": (run_for_user, {"lock_unique": "until_done", "lock_unique_key": "{user}"}),
     "late": (
         run_late,

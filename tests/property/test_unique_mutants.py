@@ -34,6 +34,7 @@ DEATH = "wait_goes_on or rec.unique[4] == 1 or rec.state == 'waiting'"
 VALUES = {
     "value": test_unique.FOREIGN,
     "until_start": (False, True),
+    "confirmed": ("before", "after"),
     "ends": ("confirm", "withdraw"),
 }
 """Parameters of the scenes."""
@@ -60,8 +61,10 @@ MUTANTS = (
     Mutant("a confirmation takes a running task for a sent one", CONFIRM,
            "if entry.state == 'here' then", "if false then"),
     Mutant("a late confirmation is a retry", CONFIRM,
-           "if tonumber(retries) > entry.retries then", "if true then"),
-    Mutant("a retry is no retry", CONFIRM, "if tonumber(retries) > entry.retries then",
+           "if tonumber(retries) > math.max(entry.retries, entry.over or 0) then",
+           "if true then"),
+    Mutant("a retry is no retry", CONFIRM,
+           "if tonumber(retries) > math.max(entry.retries, entry.over or 0) then",
            "if false then"),
     Mutant("a confirmation wakes nobody", CONFIRM, "end_pending(entry)\n", ""),
     Mutant("a sent call counts for ever", CONFIRM,

@@ -7,7 +7,7 @@ lock = name
 local entry = read_unique(unique_key)
 if not entry or entry.id ~= task_id then return '0' end
 if entry.state == 'here' then -- a worker was faster; or the running task has sent its retry
-  if tonumber(retries) > entry.retries then entry.again = kept_ms end
+  if tonumber(retries) > math.max(entry.retries, entry.over or 0) then entry.again = kept_ms end
   write_unique(unique_key, entry, 'keep')
   return '1'
 end

@@ -10,6 +10,8 @@ if task_id ~= '' and (entry.id ~= task_id or entry.retries > tonumber(retries)) 
 if entry.state == 'here' then
   -- The release of its lock ends the entry; or the end of its lease, if that is earlier.
   entry.ended = ended == '1' or nil
+  -- The running attempt has sent its retry, and that one has ended first: a worker has discarded it, since it is revoked.
+  if entry.ended and tonumber(retries) > entry.retries then entry.again, entry.over = nil, tonumber(retries) end
   if entry.ended then redis.pcall('SET', unique_entry(unique_key), cjson.encode(entry)) end
   return 0
 end

@@ -6,6 +6,7 @@
 --   here      its message is parked, or its task holds the lock: the entry does not expire
 -- `waits` counts senders that wait until it is no longer pending. `again` is for how long (ms) the entry stays after
 -- the end of this attempt, since the task has sent its retry. `ended`: the worker has said that the task has ended.
+-- `over` is the number of the retry whose end it has said before the end of this attempt.
 -- Its key ends in `:call`. No other key of a lock does, so no text of a caller can name another key.
 -- The part `unique` also ends the name of the lock. A text that contains it itself could be that of another lock, so
 -- its length follows: then each key of Redis belongs to one lock and one text.
