@@ -45,7 +45,11 @@ def report(target: Target, most: int, *, reset: bool, yes: bool, machine: bool) 
 @click.command()
 @click.argument("mode", required=False, type=click.Choice([*MODES, DECLARED]))
 @click.option("--task", default=ALL, help="Name of one task. Default: all tasks.")
-@click.option("--force", is_flag=True, help="Accept a name that no known locked task has.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Accept a name that no known locked task has, or workers of other brokers.",
+)
 @agreed
 @reason
 @as_json
@@ -69,6 +73,8 @@ def mode(
     if mode is not None:
         if not force:
             _refuse_unknown_task(target, task)
+            if mode in {OBSERVE, OFF} and task == ALL:
+                _refuse_other_applications(target)
         if mode in {OBSERVE, OFF} and not yes:
             whose = "All tasks" if task == ALL else f"Tasks {task}"
             told = f"{whose} run without their locks then, beside those that run now."
@@ -86,6 +92,22 @@ def mode(
         return render.say("No switch is set: each task uses its declared mode.")
     rows = [("all tasks" if name == ALL else name, switches[name]) for name in sorted(switches)]
     return render.show(render.table(("TASK", "MODE"), rows))
+
+
+def _refuse_other_applications(target: Target) -> None:
+    """Refuse if workers of another broker live: their tasks would run without their locks, too."""
+    if target.app is None:
+        return
+    realm = target.app.realm
+    others = sorted(n for n, about in target.store.workers().items() if about["realm"] != realm)
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        msg = (
+            f"the switch applies to all workers of this Redis, also to {others[0]!r}{more} of "
+            "another broker, perhaps of another application. Nothing was switched. Switch tasks of "
+            "this app one by one with --task, or those of all applications with --force"
+        )
+        raise Refused(msg)
 
 
 def _refuse_unknown_task(target: Target, task: str) -> None:

@@ -697,6 +697,26 @@ def test_a_purge_without_an_app_does_not_drop_the_tasks_of_several_brokers(alone
     assert purged["total"] == 5
 
 
+def test_all_tasks_are_not_switched_off_while_another_application_runs(run_own, own_book):
+    """The switch has no broker: the tasks of the other application would overlap, too."""
+    store = RedisAdminStore(own_book.client)
+    obj = SimpleNamespace(app=own_book.app)
+    store.worker_heartbeat("own@host", realm_of(own_book.url), ["q"], 600)
+    run_own("mode", "off", "--yes")
+    run_own("mode", "declared")
+    store.worker_heartbeat("theirs@host", "another", ["q"], 600)
+    for mode in ("off", "observe"):
+        ran = Ran(CliRunner().invoke(locks, ["mode", mode, "--yes"], obj=obj))
+        assert ran.code == 1
+        assert "also to 'theirs@host' of another broker" in ran.err
+    assert not store.switches()
+    run_own("mode", "off", "--yes", "--task", "integration.worker_app.act", "--force")
+    run_own("mode", "declared", "--task", "integration.worker_app.act")
+    run_own("mode", "off", "--yes", "--force")
+    assert store.switches() == {"*": "off"}
+    run_own("mode", "declared")
+
+
 @pytest.mark.parametrize("before", [0, 2])
 def test_a_purge_without_an_app_leaves_tasks_of_another_broker_that_come_while_it_asks(
     alone, admin, key, monkeypatch, before
