@@ -902,7 +902,7 @@ def test_a_sweep_from_cron_republishes_messages_without_a_worker(run_own, alone,
 
 def test_doctor_is_never_green_where_it_does_not_know(run, alone, worker, admin):
 
-    alone("purge", "--all", "--yes")  # what other tests have left without a worker
+    alone("purge", "--all", "--any-broker", "--yes")  # what other tests have left without a worker
 
     def checks(command, **options):
         found = command("doctor", "--json", code=4, **options).json
