@@ -19,6 +19,7 @@ from celery_singleton_lock.admin.select_parked import (
 )
 from celery_singleton_lock.admin.sweep import requeue_expired
 from celery_singleton_lock.core.clock import Clock, SystemClock
+from celery_singleton_lock.core.model import DONE_FOR
 from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.record_state import TO_END
 from celery_singleton_lock.store.message_operations import HOLD
@@ -35,7 +36,7 @@ def purge(
     *,
     realm: str = "",
     dropped: Callable[[Waiting], None] | None = None,
-    done_for: float = 7200.0,
+    done_for: float = DONE_FOR,
     file: PurgedFile | None = None,
 ) -> Tally:
     """Drop parked tasks permanently. Writes one audit entry per lock.

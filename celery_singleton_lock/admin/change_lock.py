@@ -12,7 +12,7 @@ from typing import Final
 from celery_singleton_lock.admin.force_release import Refused, has_done
 from celery_singleton_lock.admin.lock_views import is_known
 from celery_singleton_lock.admin.multi_lock_views import give_back
-from celery_singleton_lock.core.model import Verdict
+from celery_singleton_lock.core.model import DONE_FOR, Verdict
 from celery_singleton_lock.core.rate import Rate
 from celery_singleton_lock.core.record_state import RecordState
 from celery_singleton_lock.message_text import meant
@@ -263,7 +263,7 @@ def drop(
     found: Sequence[Waiting],
     by: Operator,
     *,
-    done_for: float = 7200.0,
+    done_for: float = DONE_FOR,
     dropped: Callable[[Waiting], None] | None = None,
 ) -> Sequence[Waiting]:
     """Drop waiters permanently, with their messages. Other locks that they hold are released.

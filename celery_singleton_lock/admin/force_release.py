@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from celery_singleton_lock.core.lock_view import HELD_AFTER, Holder
-from celery_singleton_lock.core.model import Reply, Verdict
+from celery_singleton_lock.core.model import DONE_FOR, Reply, Verdict
 from celery_singleton_lock.errors import LockError
 from celery_singleton_lock.store.operator.base import AdminStore, Operator
 
@@ -23,7 +23,7 @@ def force_release(
     by: Operator,
     *,
     keep: bool = True,
-    done_for: float = 7200.0,
+    done_for: float = DONE_FOR,
 ) -> Reply:
     """Take the lock from one holder and grant it to the next waiter. Writes an audit entry.
 

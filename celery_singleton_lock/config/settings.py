@@ -16,6 +16,7 @@ from celery_singleton_lock.config.limits import PREFIX
 from celery_singleton_lock.config.redis_url import BackendAddress, parse_backend_url
 from celery_singleton_lock.core.fair_group import Group
 from celery_singleton_lock.core.fair_option import ByOption, LimitOption, Share, WeightOption
+from celery_singleton_lock.core.model import DONE_FOR
 from celery_singleton_lock.core.priority import PriorityOption, is_computed_priority, microseconds
 from celery_singleton_lock.core.rate import Rate, packed
 from celery_singleton_lock.core.settle import Settle
@@ -270,7 +271,7 @@ class Settings(SharedOptions):
     prefix: str = "csl"
     eager: bool = False
     visibility_timeout: float = 3600.0
-    done_for: float = 7200.0
+    done_for: float = DONE_FOR
     max_body_bytes: int = 16 * 2**20
     max_parked: int | None = None
     max_parked_bytes: int | None = None

@@ -34,6 +34,9 @@ number in fleet/worker_heartbeat.lua."""
 CLAIM_LEASE: Final = 5.0
 """Seconds within which a waiter must claim its grant, or its worker must renew it."""
 
+DONE_FOR: Final = 7200.0
+"""Seconds for which the end of a task is remembered at kombu's default visibility time-out."""
+
 
 class CurrentLock(Protocol):
     """The lock of a running task, as ``current_lock()`` and ``self.lock`` return it.

@@ -19,6 +19,7 @@ from typing import Protocol
 from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.lock_view import LockView, Parked
 from celery_singleton_lock.core.model import (
+    DONE_FOR,
     SCHEMA,
     Claim,
     Ending,
@@ -107,7 +108,7 @@ class LockStore(Protocol):
         ending: Ending,
         *,
         worker: str = "",
-        done_for: float = 3600.0,
+        done_for: float = DONE_FOR,
         mark: bool = False,
         reserve: Reservation | None = None,
     ) -> Reply:

@@ -8,7 +8,15 @@ from typing import Any, Final
 from redis import exceptions as failures
 
 from celery_singleton_lock.core.lock_view import LockView
-from celery_singleton_lock.core.model import Claim, Ending, Owner, Renewal, Reply, Reservation
+from celery_singleton_lock.core.model import (
+    DONE_FOR,
+    Claim,
+    Ending,
+    Owner,
+    Renewal,
+    Reply,
+    Reservation,
+)
 from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.rate import logged_later
 from celery_singleton_lock.store import replies
@@ -84,7 +92,7 @@ class LockOperations(ScriptRunner):
         ending: Ending,
         *,
         worker: str = "",
-        done_for: float = 3600.0,
+        done_for: float = DONE_FOR,
         mark: bool = False,
         reserve: Reservation | None = None,
     ) -> Steps[Reply]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from celery_singleton_lock.core.lock_view import Holder
-from celery_singleton_lock.core.model import ALIVE, Claim, Owner
+from celery_singleton_lock.core.model import ALIVE, DONE_FOR, Claim, Owner
 from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.redis_keys import Keyspace
@@ -174,16 +174,16 @@ def remembered(store, task_id):
     return until / 1000 - store.time()
 
 
-def test_what_is_dropped_is_remembered_for_an_hour(store):
+def test_what_is_dropped_is_remembered_for_two_hours(store):
     hold(store)
     store.drop_waiters(NAME, [park(store)], JANE)
-    assert remembered(store, "t") == pytest.approx(3600, abs=60)
+    assert remembered(store, "t") == pytest.approx(DONE_FOR, abs=60)
 
 
-def test_what_is_released_for_good_is_remembered_for_an_hour(store):
+def test_what_is_released_for_good_is_remembered_for_two_hours(store):
     token = hold(store)
     store.force_release(NAME, token, JANE, keep=False)
-    assert remembered(store, "h") == pytest.approx(3600, abs=60)
+    assert remembered(store, "h") == pytest.approx(DONE_FOR, abs=60)
 
 
 @pytest.mark.parametrize("verb", ["force_release", "drop_waiters"])

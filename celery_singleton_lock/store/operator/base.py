@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from celery_singleton_lock.core.fair_group import Group
 from celery_singleton_lock.core.lock_view import Holder, Observations
-from celery_singleton_lock.core.model import Reply
+from celery_singleton_lock.core.model import DONE_FOR, Reply
 from celery_singleton_lock.core.rate import Rate
 from celery_singleton_lock.core.unique import FirstCall, SentCall
 from celery_singleton_lock.events import LockAdmin
@@ -348,7 +348,7 @@ class AdminStore(Store, Protocol):
         by: Operator,
         *,
         keep: bool = True,
-        done_for: float = 3600.0,
+        done_for: float = DONE_FOR,
         worker: str = "",
     ) -> Reply:
         """Take the lock from one holder, and grant it to the next waiter.
@@ -376,7 +376,7 @@ class AdminStore(Store, Protocol):
         tokens: Sequence[str],
         by: Operator,
         *,
-        done_for: float | None = 3600.0,
+        done_for: float | None = DONE_FOR,
         whole: bool = False,
         seal: str = "",
     ) -> Sequence[Waiting]:

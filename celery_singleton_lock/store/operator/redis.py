@@ -11,7 +11,7 @@ from typing import Any, Final
 import redis
 
 from celery_singleton_lock.core.lock_steps import carry_out
-from celery_singleton_lock.core.model import ALIVE, REMEMBERED, Reply
+from celery_singleton_lock.core.model import ALIVE, DONE_FOR, REMEMBERED, Reply
 from celery_singleton_lock.core.owner_token import base_of, new_token
 from celery_singleton_lock.core.rate import Rate, listed
 from celery_singleton_lock.core.redis_keys import BUCKETS, unique_key_of
@@ -362,7 +362,7 @@ class RedisAdminStore(RedisStore):
         by: Operator,
         *,
         keep: bool = True,
-        done_for: float = 3600.0,
+        done_for: float = DONE_FOR,
         worker: str = "",
     ) -> Reply:
         """Take the lock from one holder; see :meth:`AdminStore.force_release`."""
@@ -384,7 +384,7 @@ class RedisAdminStore(RedisStore):
         tokens: Sequence[str],
         by: Operator,
         *,
-        done_for: float | None = 3600.0,
+        done_for: float | None = DONE_FOR,
         whole: bool = False,
         seal: str = "",
     ) -> Sequence[Waiting]:

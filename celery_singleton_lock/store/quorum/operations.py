@@ -18,6 +18,7 @@ from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.core.lock_steps import Plan
 from celery_singleton_lock.core.lock_view import Holder, LockView, WaitsFor
 from celery_singleton_lock.core.model import (
+    DONE_FOR,
     Claim,
     Ending,
     Owner,
@@ -138,7 +139,7 @@ class QuorumOperations:
         ending: Ending,
         *,
         worker: str = "",
-        done_for: float = 3600.0,
+        done_for: float = DONE_FOR,
         mark: bool = False,
         reserve: Reservation | None = None,
     ) -> Steps[Reply]:

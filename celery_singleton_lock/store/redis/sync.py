@@ -13,7 +13,15 @@ from redis import exceptions as failures
 
 from celery_singleton_lock.core.clock import Clock, clock_for
 from celery_singleton_lock.core.lock_steps import by_thread, carry_out
-from celery_singleton_lock.core.model import CLAIM_LEASE, Claim, Ending, Owner, Reply, Reservation
+from celery_singleton_lock.core.model import (
+    CLAIM_LEASE,
+    DONE_FOR,
+    Claim,
+    Ending,
+    Owner,
+    Reply,
+    Reservation,
+)
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.core.unique import Announced
 from celery_singleton_lock.store import replies
@@ -152,7 +160,7 @@ class RedisStore:
         ending: Ending,
         *,
         worker: str = "",
-        done_for: float = 3600.0,
+        done_for: float = DONE_FOR,
         mark: bool = False,
         reserve: Reservation | None = None,
     ) -> Reply:
