@@ -1,4 +1,4 @@
-"""Sweeps of workers in which more granted tasks wait for a slot than they can soon run."""
+"""Sweeps of workers with few slots, or with more granted tasks than they can soon run."""
 
 from __future__ import annotations
 
@@ -29,3 +29,20 @@ def test_leases_and_waits_end_during_a_backlog_of_granted_tasks(own_book):
         assert own_book.outcome(patient, 60)[0] == "FAILURE"
         assert len(own_book.starts()) < len(KEYS) * EACH, "the backlog is not over"
         alive.release()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("small", ["prefork", "solo"])
+def test_the_waiters_of_many_dead_holders_begin_in_time_on_one_slot(own_book, small):
+    """The tasks are short, but four locks a second were swept: the last began after 15 s."""
+    keys = [f"dead{n}" for n in range(60)]
+    with own_book.worker(pool=small, concurrency=1):
+        for key in keys:
+            lock = Lock(own_book.client, f"k:{key}", lease=8, renew=False, thread_local=False)
+            assert lock.acquire()
+        sent = [own_book.send("act", key) for key in keys]
+        for key in keys:
+            own_book.await_waiting(key, 1)
+        assert not own_book.starts()
+        begun = [own_book.started(each, 30)["t"] for each in sent]
+    assert max(begun) - min(begun) < 8

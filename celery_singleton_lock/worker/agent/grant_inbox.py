@@ -136,6 +136,10 @@ class GrantInbox:
         """Return this worker's id, for scripts that grant to it; empty if it takes no grants."""
         return "" if self._retired.is_set() else self._worker
 
+    def arriving(self) -> int:
+        """Return the number of deliveries that wait for the main loop."""
+        return len(self._arrived)
+
     def arrived(self) -> list[LockHeader]:
         """Return lock headers for the deliveries that wait for the main loop."""
         return [self._header_of(delivery) for delivery in list(self._arrived.values())]

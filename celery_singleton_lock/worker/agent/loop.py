@@ -11,6 +11,7 @@ each. :meth:`Agent._carry_out` shows which module carries out which command.
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
@@ -81,6 +82,9 @@ logger: Final = logging.getLogger(__name__)
 
 BEAT: Final = 1.0
 """Average seconds between two ticks. Each interval differs by up to a fifth."""
+
+SWEEP_ON: Final = 0.03
+"""Seconds between two sweeps of a tick, while more locks are due than the pool has room for."""
 
 LOOK: Final = 0.2
 """Seconds between two checks for child processes that have died."""
@@ -284,6 +288,7 @@ class Agent:
             modes=modes,
             capacity=capacity,
             timers=self._timers,
+            workers=lambda: self._heartbeat.workers,
         )
         self.lost_leases: LostLeases = LostLeases(
             store.clock,
@@ -347,6 +352,7 @@ class Agent:
         )
         self._runner = CommandRunner(commands, self._carry_out, self.health)
         self._next_beat = 0.0
+        self._next_sweep = math.inf
         self._next_look = 0.0
         self._stopped = threading.Event()
         self._agent_thread = BackgroundThread(
@@ -461,7 +467,7 @@ class Agent:
         self._watchdog.look_after()
 
     def _pause(self) -> float:
-        look = min(self._next_beat, self._commands.next_at())
+        look = min(self._next_beat, self._next_sweep, self._commands.next_at())
         return max(0.0, min(LOOK, look - self._clock.monotonic()))
 
     def _shut_down(self) -> None:
@@ -506,8 +512,11 @@ class Agent:
         commands = self._commands.take(pause)
         self._runner.run(commands)
         self._look_after_children()
-        if self._clock.monotonic() >= self._next_beat:
+        now = self._clock.monotonic()
+        if now >= self._next_beat:
             self._tick()
+        elif now >= self._next_sweep:
+            self._sweep_on()
         return len(commands)
 
     def _carry_out(self, batch: list[Command]) -> None:  # noqa: C901, PLR0912  # one case per type
@@ -591,6 +600,7 @@ class Agent:
         self._look_after_threads()
         self._post_unless_still(self._dispatcher.make_room)
         self._ask_redis()
+        self._plan_sweep()
         self.parked_limit.consume_in_outage(self.health.down_for())
         if self.health.down and self._modes.relaxed():
             self._post(self._dispatcher.relax)
@@ -603,6 +613,18 @@ class Agent:
         """Sweep, unless other workers do so often enough: each sweeps every few seconds."""
         if not self._heartbeat.idle:
             self._sweeper.sweep()
+
+    def _sweep_on(self) -> None:
+        """Sweep further locks between two ticks. The next tick notices if Redis does not answer."""
+        self._next_sweep = math.inf
+        with suppress(BackendError):
+            self._sweeper.sweep_on()
+            self._plan_sweep()
+
+    def _plan_sweep(self) -> None:
+        """Sweep again soon if more locks are due than the pool had room for."""
+        behind = self._sweeper.behind and not (self.inbox.retired or self.health.down)
+        self._next_sweep = self._clock.monotonic() + SWEEP_ON if behind else math.inf
 
     def _tell_of_neglected(self) -> None:
         if not self._stopped.is_set():

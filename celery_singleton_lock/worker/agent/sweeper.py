@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import random
+from collections.abc import Callable
 from itertools import groupby
 from operator import attrgetter
 from typing import Final
@@ -22,7 +23,10 @@ from celery_singleton_lock.worker.partial_lock_sets import PartialLockSets
 logger: Final = logging.getLogger(__name__)
 
 MOST: Final = 100
-"""Most locks that one round sweeps."""
+"""Most locks that one call sweeps, and that each worker of a large fleet sweeps in a tick."""
+
+ALL: Final = 1000
+"""Most locks that the workers of a small fleet sweep in a tick, all together."""
 
 PER_SLOT: Final = 4
 """Number of granted messages that may wait here, for each slot of the pool."""
@@ -61,8 +65,10 @@ class Sweeper:
         modes: which tasks take their locks now.
         capacity: number of tasks that the worker's pool runs at once.
         timers: sweep locks at the times at which their rates allow the next start.
+        workers: returns the number of workers of the same queues.
 
     Attributes:
+        behind: whether further locks may be due that this worker may sweep before the next tick.
         swept: number of locks that were swept.
         let_run: number of messages that were delivered to run without a lock.
     """
@@ -80,7 +86,9 @@ class Sweeper:
         modes: Modes,
         capacity: int,
         timers: RateTimers,
+        workers: Callable[[], int],
     ) -> None:
+        self.behind: bool = False
         self.swept: int = 0
         self.let_run: int = 0
         self._store = store
@@ -93,13 +101,15 @@ class Sweeper:
         self._modes = modes
         self._capacity = capacity
         self._timers = timers
+        self._workers = workers
         self._clock: Clock = store.clock
+        self._left = 0
         self._next_relaxed = 0.0
         self._next_report = math.inf
 
     def _room(self) -> int:
         """Return the number of further grants that the pool can soon run."""
-        return PER_SLOT * self._capacity - self._in_flight.backlog()
+        return PER_SLOT * self._capacity - self._in_flight.backlog() - self._inbox.arriving()
 
     # -- these methods raise BackendError if Redis does not answer --------------------------------
 
@@ -109,12 +119,34 @@ class Sweeper:
         Without room, only some, and their grants do not come here before others: all workers may be
         that busy for hours, and leases and waits must end nevertheless.
         """
+        self.behind, self._left = False, max(MOST, ALL // max(1, self._workers()))
         if self._inbox.retired:
             return
-        room = self._room()
-        names = list(self._store.take_due_locks(min(room, MOST) if room > 0 else FEW))
+        if self._room() > 0:
+            self.sweep_on()
+        else:
+            self._sweep_due(FEW, "")
+
+    def sweep_on(self) -> None:
+        """Sweep further locks of this tick, as the pool runs what was granted.
+
+        A pool with few slots may run many short tasks in a second. If it swept four locks for each
+        slot then, it would be idle while other locks are free and have waiters. And if many locks
+        only have messages that no worker takes, those of dead holders would wait behind them.
+        """
+        most = min(self._room(), self._left, MOST)
+        if most > 0:
+            self.behind = False  # if Redis does not answer, the next tick sweeps again
+            found = self._sweep_due(most, self._inbox.taker())
+            self._left -= found
+            self.behind = found == most and self._left > 0
+
+    def _sweep_due(self, most: int, taker: str) -> int:
+        """Sweep at most so many locks that are due; return how many there were."""
+        names = list(self._store.take_due_locks(most))
         self.swept += len(names)
-        self.sweep_locks(names, self._inbox.taker() if room > 0 else "")
+        self.sweep_locks(names, taker)
+        return len(names)
 
     def sweep_locks(self, names: list[str], taker: str | None = None) -> None:
         """Sweep locks, and grant each to its next waiter.

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
-from celery_singleton_lock.core.parked_message import UntakenMessage
+from celery_singleton_lock.core.parked_message import Delivery, UntakenMessage
+from celery_singleton_lock.errors import BackendUnreachable
+from celery_singleton_lock.worker.agent.loop import SWEEP_ON
 from support.waiting import eventually
 
 
@@ -29,6 +33,63 @@ def test_leases_and_waits_end_though_all_workers_have_more_grants_than_they_can_
     store.due = ["k:a"]
     agent.run_once()
     assert store.asked("sweep_and_grant_many") == [("sweep_and_grant_many", "k:a")]
+
+
+def test_locks_of_a_dead_worker_are_granted_as_fast_as_a_small_pool_runs_their_tasks(
+    agent, store, dispatcher, clock
+):
+    """With one slot, four locks a second were swept: the last of 150 waiters began after 40 s."""
+    dispatcher.in_flight.waiting = 4
+    store.due = [f"k:{n}" for n in range(500)]
+    agent.run_once()
+    swept = agent.counts()["swept"]
+    for waiting in (8, 8, 5, 0):  # no room, no room, room for three, for eight
+        dispatcher.in_flight.waiting = waiting
+        clock.now += SWEEP_ON
+        agent.run_once()
+    assert agent.counts()["swept"] == swept + 3 + 8
+
+
+@pytest.mark.parametrize(("workers", "most"), [(1, 1000), (4, 250), (50, 100)])
+def test_all_workers_together_sweep_a_limited_number_of_locks_between_two_ticks(
+    agent, store, clock, workers, most
+):
+    """Locks whose messages no worker takes are due again and again, which must not load Redis."""
+    store.due = [f"k:{n}" for n in range(500)]
+    store.fleet = workers
+    agent.run_once()  # writes a heartbeat, which returns the number of workers
+    agent._next_beat, before = 0.0, agent.counts()["swept"]
+    agent.run_once()
+    agent._next_beat = clock.now + 100
+    for _ in range(300):
+        clock.now += SWEEP_ON
+        agent.run_once()
+    assert agent.counts()["swept"] - before == most
+
+
+def test_grants_that_the_main_loop_has_not_taken_yet_count_as_waiting(agent, store, seen):
+    """A solo worker takes none while it runs a task. It would be granted a hundred meanwhile."""
+    seen.still = True
+    for n in range(6):
+        agent.inbox._arrive(Delivery("k:a", f"t{n}", 1, b"{}"))
+    store.due = [f"k:{n}" for n in range(500)]
+    agent.run_once()
+    assert store.asked("take_due_locks") == [("take_due_locks", 2)]
+
+
+@pytest.mark.parametrize("error", [BackendUnreachable("away"), KeyError("a bug")], ids=repr)
+def test_a_sweep_between_two_ticks_that_fails_is_left_to_the_next_tick(agent, store, clock, error):
+    """It would otherwise be tried again at once, for as long as it fails."""
+    store.due = [f"k:{n}" for n in range(500)]
+    agent.run_once()
+    store.fails["take_due_locks"] = error
+    clock.now += SWEEP_ON
+    with suppress(KeyError):
+        agent.run_once()
+    asked = len(store.asked("take_due_locks"))
+    clock.now += SWEEP_ON
+    agent.run_once()
+    assert len(store.asked("take_due_locks")) == asked
 
 
 def test_a_sweep_looks_at_each_lock_that_it_has_taken_from_the_list(agent, store):
