@@ -143,7 +143,7 @@ class DispatcherCallbacks(Protocol):
         ...
 
     def on_interrupted(self, request: LockedRequest) -> None:
-        """Note that an asynchronous exception has ended the task."""
+        """Note that the task has ended, and that its process may not have released its lock."""
         ...
 
     def on_ended(self, request: LockedRequest, *, gone: bool) -> None:
@@ -485,8 +485,9 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
             dispatcher.on_preempted(self, error)
         if isinstance(error, LockLost) and self.lock_header.concerns(error.name):
             dispatcher.on_lost(self)
-        dispatcher.on_ended(self, gone=isinstance(error, _PROCESS_GONE))
-        if isinstance(error, SoftTimeLimitExceeded):
+        gone = isinstance(error, _PROCESS_GONE)
+        dispatcher.on_ended(self, gone=gone)
+        if not gone and (isinstance(error, SoftTimeLimitExceeded) or _is_left_to_worker(error)):
             dispatcher.on_interrupted(self)
 
     def _ends_killed(self, error: BaseException) -> bool:
@@ -581,6 +582,15 @@ def about(request: LockedRequest) -> tuple[str, str, str]:
 def bare(error: BaseException) -> BaseException:
     """Return the exception. A pool of threads wraps it with its traceback."""
     return error.exc if isinstance(error, ExceptionWithTraceback) else error
+
+
+def _is_left_to_worker(error: BaseException) -> bool:
+    """Return whether the process that ran the task has not released its lock.
+
+    That is so for CancelledError, GeneratorExit and others that are no Exception: they may end the
+    process, and then only the worker knows whether the message is acknowledged.
+    """
+    return not isinstance(error, Exception)
 
 
 def throws_jobs_away(pool: Any) -> bool:

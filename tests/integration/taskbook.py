@@ -6,6 +6,7 @@ end. The journal is a file, so it survives the end of Redis and workers.
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import fcntl
 import importlib
@@ -144,6 +145,7 @@ def build(  # noqa: C901, PLR0915  # a list of declarations, made anew for each 
             "requeue-always": lambda: _raise(Reject("told to", requeue=True)),
             "die-always": lambda: os.kill(os.getpid(), signal.SIGKILL),
             "exit": lambda: sys.exit(3),
+            "cancel": lambda: asyncio.run(_cancel_itself()),
             "soft": lambda: _outlive_soft_limit(journal, extra),
             "watch": lambda: _watch_lock(journal, key, extra),
             "hog": lambda: _hog(journal, extra),
@@ -314,6 +316,13 @@ def build(  # noqa: C901, PLR0915  # a list of declarations, made anew for each 
 
 def _raise(error: BaseException) -> None:
     raise error
+
+
+async def _cancel_itself() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(HOLD)
 
 
 def _raising_hook(*_: Any) -> None:

@@ -179,6 +179,24 @@ def test_a_child_that_ends_in_mid_task_frees_its_lock(book, worker, key, end):
     in_time(start["t"] - book.runs(key)[0][1], 2)
 
 
+@pytest.mark.skipif(not TELLS_EXIT, reason="in older versions such an error ends the process")
+@only("prefork")
+@pytest.mark.parametrize("task", ["act", "act_late", "pair_lost"])
+def test_a_parked_task_whose_coroutine_is_cancelled_runs_once(book, worker, key, task):
+    """It fails with CancelledError, which is no Exception, and its lock is free at once."""
+    book.start_holder(key, 1)
+    parked = book.send(task, key, f"{key}-2", end="cancel")
+    book.await_waiting(key, 1)
+    following = book.send("act", key, 3)
+    book.await_waiting(key, 2)
+    book.open(f"{key}-1")
+    assert book.outcome(parked)[0] == states.FAILURE
+    assert book.value(following) == 3
+    book.await_free(key)
+    assert book.lapses(key) == 0
+    assert len(book.starts(id=parked)) == 1
+
+
 @only("threads")
 def test_sys_exit_in_a_thread_frees_the_lock(book, worker, key):
     """The next task starts. Celery stores no state for a thread that exits."""

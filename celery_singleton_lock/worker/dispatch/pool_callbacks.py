@@ -214,10 +214,11 @@ class PoolCallbacks:
         self._notifier.ended_for_newer(request, error.message)
 
     def on_interrupted(self, request: LockedRequest) -> None:
-        """Release the locks of a task that its soft time limit has ended.
+        """Release the locks of a task that has ended in a process that may still hold them.
 
-        It may have been raised between the reply of Redis and the body, or after the body. Then the
-        process does not know that it holds a lock. A second release has no effect.
+        A soft time limit may be raised between the reply of Redis and the body, or after the body.
+        Then the process does not know that it holds a lock. After an error that is no Exception it
+        leaves the release to the worker. A second release has no effect.
         """
         if request.lock_header.name:
             self._commands.put(Release(request.lock_header, request.ending()))
