@@ -10,7 +10,7 @@ from math import inf
 from typing import Any, Final
 
 from celery.exceptions import ImproperlyConfigured
-from celery.signals import task_revoked
+from celery.signals import task_rejected, task_revoked, task_unknown
 from celery.worker.state import requests, reserved_requests
 
 from celery_singleton_lock.core import native_threads
@@ -192,13 +192,32 @@ class Runtime:
         if self.kind in ("solo", *GREEN):  # tasks run in the process of the dispatcher
             extension.announce = partial(guarded, self.dispatcher.pool_callbacks.on_notice)
         consumer.on_task_request = self.dispatcher
-        task_revoked.connect(self._revoked_at_arrival)  # a weak reference
+        self._on_decode_error = consumer.on_decode_error
+        consumer.on_decode_error = self._undecodable
+        task_revoked.connect(self._revoked_at_arrival)  # weak references
+        task_unknown.connect(self._discarded)
+        task_rejected.connect(self._discarded)
 
     def _revoked_at_arrival(self, request: Any = None, **_: Any) -> None:
         """End the entry of a unique call that Celery drops before the dispatcher has seen it."""
         unique = _unique_in(vars(request))
         if unique is not None:
             self.commands.put(EndUnique(unique, request.id, int(request.retries or 0)))
+
+    def _undecodable(self, message: Any, error: Exception) -> None:
+        """Handle a message that cannot be decoded as Celery does, which sends no signal."""
+        self._on_decode_error(message, error)
+        self._discarded(message)
+
+    def _discarded(self, message: Any = None, **_: Any) -> None:
+        """End the entry of a unique call whose task is unknown here, or that cannot be read."""
+        headers = getattr(message, "headers", None)
+        if not isinstance(headers, dict):
+            return
+        unique, retries = unpacked(headers.get(UNIQUE)), headers.get("retries")
+        if unique is not None:
+            retries = retries if isinstance(retries, int) else 0
+            self.commands.put(EndUnique(unique, str(headers.get("id")), retries))
 
     def _end_unique(self, task_ids: Iterable[str]) -> None:
         """End the entries of revoked unique calls that wait here for their time, Redis, or a slot.

@@ -14,7 +14,8 @@ from unittest import mock
 import pytest
 from celery import Celery, chain
 from celery.beat import ScheduleEntry, Scheduler
-from celery.exceptions import TaskRevokedError
+from celery.exceptions import NotRegistered, TaskRevokedError
+from kombu.serialization import codec, registry
 
 from celery_singleton_lock import (
     ConfigurationError,
@@ -36,6 +37,9 @@ def _collect_what_celery_leaves_open():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
+
+
+MONTHLY = {"lock_key": "report:{month}", "lock_unique": "until_done", "shared": False}
 
 
 @pytest.fixture
@@ -252,6 +256,36 @@ def test_a_revoked_call_does_not_block_the_next_one(app, client, redis_url):
         app.control.add_consumer("celery", reply=True)
         eventually(lambda: not entries(client), timeout=60)
         again = app.tasks["done"].delay("may", "b")
+        assert not again.duplicate
+        go(client, "b")
+        assert again.get(timeout=60) == "b"
+
+
+def test_a_call_of_a_task_that_its_worker_does_not_know_blocks_nobody(app, client, redis_url):
+    """As in a deployment of senders before workers."""
+
+    @app.task(base=LockedTask, name="newer", **MONTHLY)
+    def newer(month): ...
+
+    with new_worker(redis_url):
+        assert isinstance(newer.delay("may").get(timeout=60, propagate=False), NotRegistered)
+        eventually(lambda: not entries(client))
+        assert not newer.delay("may").duplicate
+        eventually(lambda: not entries(client))
+
+
+@pytest.mark.parametrize("content_type", ["application/x-yaml", "application/json"])
+def test_a_call_whose_message_its_worker_cannot_read_blocks_nobody(
+    app, client, redis_url, monkeypatch, content_type
+):
+    """It refuses YAML, and the JSON of this message is cut."""
+    cut = codec(content_type, "utf-8", lambda _: '[["may"')
+    monkeypatch.setitem(registry._encoders, "cut", cut)
+    done = app.tasks["done"]
+    with new_worker(redis_url):
+        done.apply_async(("may", "a"), serializer="cut")
+        eventually(lambda: not entries(client), timeout=60)
+        again = done.delay("may", "b")
         assert not again.duplicate
         go(client, "b")
         assert again.get(timeout=60) == "b"
