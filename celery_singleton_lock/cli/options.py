@@ -87,9 +87,9 @@ matching: Final = click.option(
 def filters(command: Command) -> Command:
     """Add the options that select parked tasks to a command; see :func:`chosen`."""
     for option in (
-        click.option("--lock", default="", help="Whole name of a lock."),
-        click.option("--match", default="", help="Part of a lock's name, or a pattern (*?[)."),
-        click.option("--task", default="", help="Name of the task, or a pattern."),
+        click.option("--lock", help="Whole name of a lock."),
+        click.option("--match", help="Part of a lock's name, or a pattern (*?[)."),
+        click.option("--task", help="Name of the task, or a pattern."),
         click.option(
             "--older-than",
             "older",
@@ -98,7 +98,7 @@ def filters(command: Command) -> Command:
             metavar="AGE",
             help="Least time that the task has waited: 90, 10m, 2h, 3d.",
         ),
-        click.option("--queue", default="", help="Broker queue from which the task came."),
+        click.option("--queue", help="Broker queue from which the task came."),
         click.option("--state", type=click.Choice(sorted(STATES)), help="State of the task."),
         click.option("--all", "everything", is_flag=True, help="All parked tasks."),
     ):
@@ -112,6 +112,12 @@ def chosen(options: dict[str, Any]) -> Filter:
     Raises:
         click.UsageError: no filter is given, or both --lock and --match.
     """
+    for name in ("lock", "match", "task", "queue"):
+        if options[name] == "":
+            # Such as a variable of a shell that is not set: it must not select more tasks.
+            msg = f"--{name} is empty: leave it out, or give a name"
+            raise click.UsageError(msg)
+        options[name] = options[name] or ""
     lock, match = options.pop("lock"), options.pop("match")
     rest = {name: options.pop(name) for name in ("task", "older", "queue", "state")}
     rest["state"] = rest["state"] or ""

@@ -135,3 +135,14 @@ def test_a_lock_of_which_no_task_was_changed_is_not_in_the_count(capsys):
     tell_tally(tally, "sent to the broker", machine=False)
     told = capsys.readouterr().out
     assert [line.split()[:2] for line in told.splitlines()] == [["2", "account:42"], ["2", "sent"]]
+
+
+@pytest.mark.parametrize("command", ["purge", "drain", "export"])
+@pytest.mark.parametrize("empty", ["--lock", "--match", "--task", "--queue"])
+def test_an_empty_filter_does_not_select_the_tasks_of_all_locks(command, empty):
+    """``--lock "$LOCK" --older-than 1h`` dropped all old tasks if the variable was not set."""
+    app = Celery("empty", broker=NOBODY, backend=NOBODY, set_as_current=False)
+    given = [command, empty, "", "--older-than", "1h"]
+    ran = CliRunner().invoke(locks, given, obj=SimpleNamespace(app=app))
+    assert ran.exit_code == 2, ran.output
+    assert f"{empty} is empty" in ran.output
