@@ -23,7 +23,7 @@ ANSWER: Final = 1.0
 """Seconds to wait for replies of workers."""
 
 BROKER_PATIENCE: Final = 5.0
-"""Seconds to wait for a reply of a Redis broker. By Celery's default that wait has no end."""
+"""Seconds to wait for a reply of the broker. By Celery's default that wait has no end."""
 
 NAMED: Final = 20
 """Largest number of queues that a sentence names."""
@@ -55,8 +55,15 @@ class AppSide(OperatorActions):
         self.consumed: Callable[[], Iterable[str]] = tuple
         self._transport_options = app.conf.broker_transport_options
         with suppress(Exception):  # an unknown transport: a command that needs the broker says so
-            if app.connection_for_write().get_transport_cls().driver_type == "redis":
-                limited = {"socket_timeout": BROKER_PATIENCE, **self._transport_options}
+            kind = app.connection_for_write().get_transport_cls().driver_type
+            options = self._transport_options or {}
+            if kind == "redis":
+                limited = {"socket_timeout": BROKER_PATIENCE, **options}
+                app.conf.broker_transport_options = limited
+            elif kind == "amqp":
+                # RabbitMQ confirms nothing while it has an alarm (memory, disk), and kombu waits
+                # for that without end. A Publisher confirms nevertheless, with a time-out.
+                limited = {"read_timeout": BROKER_PATIENCE, **options, "confirm_publish": False}
                 app.conf.broker_transport_options = limited
 
     def close(self) -> None:

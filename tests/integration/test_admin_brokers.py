@@ -5,14 +5,19 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from celery import Celery
 from click.testing import CliRunner
 from kombu import Connection
 
 from celery_singleton_lock import Lock
+from celery_singleton_lock.cli import app_context
 from celery_singleton_lock.cli.commands import locks
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
+from celery_singleton_lock.worker.install import install
+from celery_singleton_lock.worker.publisher import confirming
 from integration.book import Book
+from support.proxy import Proxy
 from support.waiting import eventually, never
 
 TENANT = {"x-tenant": "acme"}
@@ -104,3 +109,36 @@ def taken_and_put_back(book):
     with Connection(book.vhost.url) as connection, connection.channel() as channel:
         found = [channel.basic_get("celery") for _ in range(NUMBER)]
         return [message.headers for message in found]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("command", "status"), [("pause k:a --force", 0), ("why unknown", 1), ("doctor", 1)]
+)
+def test_a_command_ends_though_rabbitmq_answers_nothing(
+    rabbit_vhost, redis_url, monkeypatch, command, status
+):
+    """With an alarm (memory, disk) it reads no further message, and confirms none."""
+    monkeypatch.setattr(app_context, "BROKER_PATIENCE", 0.3)
+    with Proxy(rabbit_vhost.server.port) as proxy:
+        url = rabbit_vhost.url.replace(f":{rabbit_vhost.server.port}/", f":{proxy.port}/")
+        app = Celery("alarm", broker=url, backend=redis_url, set_as_current=False)
+        given = {"confirm_publish": True}
+        app.conf.broker_transport_options = given
+        proxy.stall_at = b"celeryev" if command.startswith("pause") else b"celery.pidbox"
+        ran = CliRunner().invoke(locks, command.split(), obj=SimpleNamespace(app=app))
+        assert proxy.stalled
+        assert ran.exit_code == status, ran.output
+        assert app.conf.broker_transport_options == given
+
+
+def test_commands_wait_for_no_confirmation_but_of_messages_that_they_send_back(rabbit_url):
+    """An event or a question to the workers is no task. A drained message must not be lost."""
+    app = Celery("alarm", broker=rabbit_url, set_as_current=False)
+    app.conf.broker_transport_options = {"confirm_publish": True}
+    side = app_context.AppSide(app, install(app))
+    assert not app.connection_for_write().transport_options["confirm_publish"]
+    connection = confirming(app.connection_for_write())
+    assert connection.transport_options["confirm_publish"]
+    side.close()
+    assert app.connection_for_write().transport_options["confirm_publish"]
