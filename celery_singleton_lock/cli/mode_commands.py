@@ -95,19 +95,25 @@ def mode(
 
 
 def _refuse_other_applications(target: Target) -> None:
-    """Refuse if workers of another broker live: their tasks would run without their locks, too."""
-    if target.app is None:
+    """Refuse if workers of another broker live: their tasks would run without their locks, too.
+
+    Without an app, nothing tells which broker is meant, so all live workers must have the same.
+    """
+    live = sorted((name, about["realm"]) for name, about in target.store.workers().items())
+    if not live:
         return
-    realm = target.app.realm
-    others = sorted(n for n, about in target.store.workers().items() if about["realm"] != realm)
-    if others:
-        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-        msg = (
-            f"the switch applies to all workers of this Redis, also to {others[0]!r}{more} of "
-            "another broker, perhaps of another application. Nothing was switched. Switch tasks of "
-            "this app one by one with --task, or those of all applications with --force"
-        )
-        raise Refused(msg)
+    realm = target.app.realm if target.app else live[0][1]
+    others = [name for name, theirs in live if theirs != realm]
+    if not others:
+        return
+    more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+    whose = "this app" if target.app else "one application"
+    msg = (
+        f"the switch applies to all workers of this Redis, also to {others[0]!r}{more} of "
+        f"another broker, perhaps of another application. Nothing was switched. Switch tasks of "
+        f"{whose} one by one with --task, or those of all applications with --force"
+    )
+    raise Refused(msg)
 
 
 def _refuse_unknown_task(target: Target, task: str) -> None:

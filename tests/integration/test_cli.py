@@ -717,6 +717,26 @@ def test_all_tasks_are_not_switched_off_while_another_application_runs(run_own, 
     run_own("mode", "declared")
 
 
+def test_all_tasks_of_two_applications_are_not_switched_off_without_an_app(alone, own_book):
+    """Nothing tells which of the two the operator means."""
+    store = RedisAdminStore(own_book.client)
+    url = ("--backend", own_book.url)
+    store.worker_heartbeat("a@host", "one", ["q"], 600)
+    ran = Ran(CliRunner().invoke(main, [*url, "mode", "off", "--yes"]))
+    assert (ran.code, dict(store.switches())) == (0, {"*": "off"})
+    assert Ran(CliRunner().invoke(main, [*url, "mode", "declared"])).code == 0
+    store.worker_heartbeat("b@host", "another", ["q"], 600)
+    for mode in ("off", "observe"):
+        ran = Ran(CliRunner().invoke(main, [*url, "mode", mode, "--yes"]))
+        assert ran.code == 1
+        assert "of another broker" in ran.err
+    assert not store.switches()
+    ran = Ran(CliRunner().invoke(main, [*url, "mode", "off", "--yes", "--force"]))
+    assert (ran.code, dict(store.switches())) == (0, {"*": "off"})
+    assert Ran(CliRunner().invoke(main, [*url, "mode", "declared"])).code == 0
+    store.close()
+
+
 @pytest.mark.parametrize("before", [0, 2])
 def test_a_purge_without_an_app_leaves_tasks_of_another_broker_that_come_while_it_asks(
     alone, admin, key, monkeypatch, before
