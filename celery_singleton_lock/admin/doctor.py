@@ -20,7 +20,7 @@ from celery_singleton_lock.admin.backlog import (
     stopped_queues,
     wrong_counters,
 )
-from celery_singleton_lock.admin.flow_checks import closed_locks, too_costly_tasks
+from celery_singleton_lock.admin.flow_checks import closed_locks, paused_locks, too_costly_tasks
 from celery_singleton_lock.admin.why import takers_of
 from celery_singleton_lock.admin.why_sentences import drain_command, plain_takers, worker_name
 from celery_singleton_lock.core.clock import seconds_until
@@ -133,6 +133,7 @@ def examine(store: RedisAdminStore, *, deep: bool = True) -> Iterator[Check]:
     for name, check in _OF_STORE.items():
         yield _tried(name, lambda check=check: check(store))  # type: ignore[misc]  # no type for it
     if deep:
+        yield _tried("paused", lambda: _paused(store))
         yield _tried("closed", lambda: _closed(store))
         yield _tried("costs", lambda: _costs(store))
         yield _tried("parked", lambda: _parked(store))
@@ -522,6 +523,16 @@ def _tasks_of(consumers: Mapping[str, Consumer], worker: str) -> frozenset[str]:
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return f"{', '.join(names[:NAMED])}{more}"
+
+
+def _paused(store: RedisAdminStore) -> Check:
+    """Name the locks that an operator has paused. If tasks wait for them, nothing is wrong."""
+    total, waiting, some = paused_locks(store, NAMED)
+    if not total:
+        return Check("paused", Health.OK, "no lock is paused")
+    told = f"{number_of(total, 'lock')} paused, with {waiting} waiting: {'; '.join(some)}"
+    health = Health.NOTE if waiting else Health.OK
+    return Check("paused", health, printable(f"{told}. locks resume NAME resumes one"))
 
 
 def _closed(store: RedisAdminStore) -> Check:

@@ -1,8 +1,10 @@
-"""Facts for ``doctor`` about flow control: locks closed for a time, and costs above the rate."""
+"""Facts for ``doctor`` about flow control: paused and closed locks, and costs above the rate."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from heapq import nlargest
+from operator import attrgetter
 from typing import Final
 
 from celery_singleton_lock.core.lock_view import RateInForce
@@ -10,6 +12,27 @@ from celery_singleton_lock.store.operator.base import AdminStore, Waiting
 
 READ: Final = 1000
 """Most waiters of one lock whose costs are compared with its rates."""
+
+
+def paused_locks(store: AdminStore, named: int) -> tuple[int, int, list[str]]:
+    """Return how many locks are paused, how many wait for them, and clauses about some of them.
+
+    Args:
+        store: the store of the locks.
+        named: largest number of locks that are described: who waits, by whom and why they are
+            paused, and for how long. Those with most waiters come first.
+
+    Raises:
+        BackendError: Redis did not answer, or refused the command.
+    """
+    paused = [lock for lock in store.summarise_locks(holders=0) if lock.paused]
+    some = list[str]()
+    for lock in nlargest(named, paused, key=attrgetter("waiting")):
+        view = store.inspect(lock.name, waiters=0)
+        if view.paused:  # it may have been resumed by now
+            left = f" for another {lock.paused_for:.0f} s" if lock.paused_for else ""
+            some.append(f"{lock.name!r}{left} with {lock.waiting} waiting ({view.paused})")
+    return len(paused), sum(lock.waiting for lock in paused), some
 
 
 def closed_locks(store: AdminStore, named: int) -> tuple[int, list[str]]:

@@ -29,8 +29,8 @@ pytestmark = pytest.mark.contract
 
 ALL = [
     "connection", "scripts", "version", "eviction", "memory", "replicas", "persistence",
-    "database", "clock", "schema", "workers", "modes", "sweeping", "lost", "backlog", "closed",
-    "costs", "parked", "drift",
+    "database", "clock", "schema", "workers", "modes", "sweeping", "lost", "backlog", "paused",
+    "closed", "costs", "parked", "drift",
 ]  # fmt: skip
 MIB = 2**20
 
@@ -182,7 +182,7 @@ def test_a_healthy_server_passes_every_check_and_each_is_named(store):
     store.schema()
     found = {check.name: check for check in examine(store)}
     assert list(found) == ALL
-    assert [each.name for each in examine(store, deep=False)] == ALL[:-4]
+    assert [each.name for each in examine(store, deep=False)] == ALL[:-5]
     wrong = {name for name, each in found.items() if each.health is not Health.OK}
     assert wrong <= {"persistence"}
     assert found["connection"].told == "answers"
@@ -211,7 +211,7 @@ def test_a_check_without_permission_is_unknown_and_never_ok(make_redis):
     )
     for name in ("scripts", "schema"):
         assert found[name] == Check(name, Health.UNKNOWN, "not known: NoPermissionError")
-    for name in ("closed", "costs", "parked", "drift"):
+    for name in ("paused", "closed", "costs", "parked", "drift"):
         assert found[name].health is Health.FAIL, "the library asks, and is refused"
     assert list(found) == ALL
 
@@ -573,6 +573,26 @@ def test_the_number_of_consistent_locks_is_reported(store):
 
 
 # -- flow control ----------------------------------------------------------------------------------
+
+
+def test_doctor_names_paused_locks_with_who_paused_them_and_how_many_wait(store):
+    """Tasks that wait behind a pause that somebody has forgotten wait without an alarm."""
+    assert doctor._paused(store) == Check("paused", Health.OK, "no lock is paused")
+    for number in range(doctor.NAMED):
+        store.pause(f"other:{number}", Operator("ann", why="migration"), seconds=60.0)
+    found = doctor._paused(store)
+    assert found.health is Health.OK
+    assert found.told.startswith(f"{doctor.NAMED} locks paused, with 0 waiting: 'other:")
+    assert found.told.count(" for another 60 s with 0 waiting (ann") == doctor.NAMED
+    store.pause("crm", Operator("bob"))
+    for number in range(3):
+        park(store, "crm", f"t{number}")
+    found = doctor._paused(store)
+    assert found.health is Health.NOTE
+    told = f"{doctor.NAMED + 1} locks paused, with 3 waiting: 'crm' with 3 waiting (bob"
+    assert found.told.startswith(told)
+    assert found.told.count(" waiting (") == doctor.NAMED
+    assert found.told.endswith(". locks resume NAME resumes one")
 
 
 def test_doctor_names_closed_locks_with_who_closed_them_and_alarms_nobody(store):
