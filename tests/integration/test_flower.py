@@ -222,6 +222,13 @@ def test_the_list_of_tasks_has_a_badge_and_a_filter_for_blocked_tasks(flower, vi
     assert view.locator("#csl-filter").get_attribute("aria-pressed") == "true"
 
 
+def test_the_page_of_a_task_without_a_group_names_no_groups(view, pair):
+    _, second = pair
+    view.goto(f"/task/{second}")
+    view.locator("#csl-task", has_text="Held by").wait_for()
+    assert "group" not in view.locator("#csl-task").inner_text()
+
+
 def test_the_page_of_a_worker_shows_the_locks_that_its_tasks_hold(view, worker, pair, key):
     """Each has a link to the Locks page, filtered by its name."""
     first, _ = pair

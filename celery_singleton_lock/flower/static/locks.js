@@ -93,7 +93,8 @@
     }
     if (!lock.held) node.appendChild(el("span", "csl-small", lock.paused ? "paused" : "not held"));
     else if (lock.limit > 1 && lock.limit < 2147483647) node.appendChild(el("span", "csl-small", lock.held + " of " + lock.limit + " permits"));
-    if (lock.groups) node.appendChild(el("span", "csl-small", lock.groups + (lock.groups === 1 ? " group waits" : " groups wait")));
+    var groups = Array.isArray(lock.groups) ? lock.groups_waiting : lock.groups;  // of one lock, of a row
+    if (groups) node.appendChild(el("span", "csl-small", groups + (groups === 1 ? " group waits" : " groups wait")));
     return node;
   }
 
