@@ -54,6 +54,7 @@ class AppSide(OperatorActions):
         super().__init__(app, extension)
         self.consumed: Callable[[], Iterable[str]] = tuple
         self._transport_options = app.conf.broker_transport_options
+        self._had_pool = app._pool is not None  # noqa: SLF001  # app.pool would open one
         with suppress(Exception):  # an unknown transport: a command that needs the broker says so
             kind = app.connection_for_write().get_transport_cls().driver_type
             options = self._transport_options or {}
@@ -67,8 +68,16 @@ class AppSide(OperatorActions):
                 app.conf.broker_transport_options = limited
 
     def close(self) -> None:
-        """Restore the app's settings."""
+        """Restore the app's settings.
+
+        Connections that the command has opened are not left to the senders of this process
+        (``call_command``): they confirm nothing, and have its time-outs.
+        """
         self.app.conf.broker_transport_options = self._transport_options
+        if not self._had_pool:
+            self.app._pool = None  # noqa: SLF001  # as Celery does after a fork
+            if "amqp" in vars(self.app):
+                self.app.amqp._producer_pool = None  # noqa: SLF001
 
     # -- the protocol Witness ---------------------------------------------------------------------
 

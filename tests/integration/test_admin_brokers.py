@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 from celery import Celery
 from click.testing import CliRunner
-from kombu import Connection
+from kombu import Connection, Queue
+from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import Lock
 from celery_singleton_lock.cli import app_context
@@ -142,3 +143,16 @@ def test_commands_wait_for_no_confirmation_but_of_messages_that_they_send_back(r
     assert connection.transport_options["confirm_publish"]
     side.close()
     assert app.connection_for_write().transport_options["confirm_publish"]
+
+
+def test_a_process_that_ran_a_command_learns_that_rabbitmq_refuses_its_task(rabbit_url, redis_url):
+    """As with call_command in a web process. The command's own connections confirm nothing."""
+    app = Celery("web", broker=rabbit_url, backend=redis_url, set_as_current=False)
+    app.conf.broker_transport_options = {"confirm_publish": True}
+    app.conf.task_publish_retry = False
+    full = Queue("full", queue_arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
+    app.amqp.queues.add(full)
+    ran = CliRunner().invoke(locks, ["pause", "k:a", "--force"], obj=SimpleNamespace(app=app))
+    assert ran.exit_code == 0, ran.output
+    with pytest.raises(OperationalError):
+        app.send_task("any", queue="full")
