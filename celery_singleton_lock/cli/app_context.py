@@ -307,6 +307,14 @@ def sent(send: Callable[..., None], *args: Any) -> None:
     """
     try:
         send(*args)
+    except TimeoutError as error:
+        msg = (
+            "The broker did not confirm a message in time, and may still accept it: its task is "
+            "parked, and may run twice. RabbitMQ confirms nothing while it has an alarm (memory, "
+            "disk). Run the command again when that is over: all other tasks that were not sent "
+            "are still parked."
+        )
+        raise BrokerError(msg) from error
     except Exception as error:
         msg = (
             f"The broker did not accept a message ({type(error).__name__}). Tasks that were not "

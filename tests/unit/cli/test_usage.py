@@ -11,8 +11,10 @@ from click.testing import CliRunner
 
 from celery_singleton_lock.admin.select_parked import Tally
 from celery_singleton_lock.cli import locks, main, render
+from celery_singleton_lock.cli.app_context import sent
 from celery_singleton_lock.cli.bulk_commands import tell_tally
 from celery_singleton_lock.cli.commands import COMMANDS
+from celery_singleton_lock.worker.operator_actions import BrokerError
 
 NOBODY = "redis://localhost:1/0"
 SENTINEL = "sentinel://localhost:1"
@@ -146,3 +148,13 @@ def test_an_empty_filter_does_not_select_the_tasks_of_all_locks(command, empty):
     ran = CliRunner().invoke(locks, given, obj=SimpleNamespace(app=app))
     assert ran.exit_code == 2, ran.output
     assert f"{empty} is empty" in ran.output
+
+
+def test_a_drain_whose_message_is_not_confirmed_says_that_its_task_may_run_twice():
+    """RabbitMQ with an alarm reads the message when the alarm is over."""
+
+    def send():
+        raise TimeoutError
+
+    with pytest.raises(BrokerError, match="may run twice"):
+        sent(send)
