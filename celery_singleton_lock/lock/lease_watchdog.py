@@ -108,8 +108,8 @@ class Watchdog(Renewals):
             token: owner token; an unknown one is ignored.
             patience: longest wait in seconds; 0 for a caller that must not wait (an event loop).
         """
-        if self._noted.pop(token, None) is not None:
-            return
+        if self._noted.pop(token, None) is not None and token not in self._leases:
+            return  # a grant that waited for its slot had a shorter lease, which is not noted
         with self._mutex:
             self._leases.pop(token, None)
             if patience > 0:

@@ -738,6 +738,16 @@ def test_a_long_lease_is_only_noted_and_renewed_all_the_same(live_dog, store, on
     assert live_dog.watching() == ("a",)
 
 
+def test_the_lease_of_a_grant_ends_with_its_task_although_the_lease_of_the_task_was_noted(
+    dog, on_lost
+):
+    """A grant that waits for a slot has a short lease, and its task has the long one."""
+    dog.watch_later("lock", "a", 5, held=True, on_lost=on_lost)
+    dog.watch_later("lock", "a", 30, held=True, on_lost=on_lost)
+    dog.forget("a", patience=0)
+    assert dog.watching() == ()
+
+
 def test_a_short_lease_is_watched_at_once(dog, on_lost):
     """A second without a look would be too much of it."""
     dog.watch_later("lock", "a", 1, held=True, on_lost=on_lost)
