@@ -16,6 +16,7 @@ from billiard.exceptions import (
     TimeLimitExceeded,
     WorkerLostError,
 )
+from billiard.pool import MaybeEncodingError
 from celery.exceptions import TaskRevokedError
 from celery.worker.request import Request
 
@@ -588,9 +589,10 @@ def _is_left_to_worker(error: BaseException) -> bool:
     """Return whether the process that ran the task has not released its lock.
 
     That is so for CancelledError, GeneratorExit and others that are no Exception: they may end the
-    process, and then only the worker knows whether the message is acknowledged.
+    process, and then only the worker knows whether the message is acknowledged. If such an error
+    cannot be pickled, billiard reports a MaybeEncodingError.
     """
-    return not isinstance(error, Exception)
+    return isinstance(error, MaybeEncodingError) or not isinstance(error, Exception)
 
 
 def throws_jobs_away(pool: Any) -> bool:

@@ -146,6 +146,7 @@ def build(  # noqa: C901, PLR0915  # a list of declarations, made anew for each 
             "die-always": lambda: os.kill(os.getpid(), signal.SIGKILL),
             "exit": lambda: sys.exit(3),
             "cancel": lambda: asyncio.run(_cancel_itself()),
+            "cancel-unpicklable": lambda: _raise(asyncio.CancelledError(lambda: n)),
             "soft": lambda: _outlive_soft_limit(journal, extra),
             "watch": lambda: _watch_lock(journal, key, extra),
             "hog": lambda: _hog(journal, extra),

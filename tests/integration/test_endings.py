@@ -181,11 +181,12 @@ def test_a_child_that_ends_in_mid_task_frees_its_lock(book, worker, key, end):
 
 @pytest.mark.skipif(not TELLS_EXIT, reason="in older versions such an error ends the process")
 @only("prefork")
+@pytest.mark.parametrize("end", ["cancel", "cancel-unpicklable"])
 @pytest.mark.parametrize("task", ["act", "act_late", "pair_lost"])
-def test_a_parked_task_whose_coroutine_is_cancelled_runs_once(book, worker, key, task):
+def test_a_parked_task_whose_coroutine_is_cancelled_runs_once(book, worker, key, task, end):
     """It fails with CancelledError, which is no Exception, and its lock is free at once."""
     book.start_holder(key, 1)
-    parked = book.send(task, key, f"{key}-2", end="cancel")
+    parked = book.send(task, key, f"{key}-2", end=end)
     book.await_waiting(key, 1)
     following = book.send("act", key, 3)
     book.await_waiting(key, 2)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from billiard.einfo import ExceptionWithTraceback
 from billiard.exceptions import SoftTimeLimitExceeded, Terminated, WorkerLostError
+from billiard.pool import MaybeEncodingError
 from celery.signals import task_revoked
 
 from celery_singleton_lock.core.conflict_policy import Outcome
@@ -168,6 +169,22 @@ def test_a_soft_time_limit_at_any_moment_leaves_no_lock_held(parts, task):
     (release,) = parts.agent.commands(Release)
     assert (release.lock_header, release.ending) == (request.lock_header, Ending.FINAL)
     assert release.pid is None  # its process lives
+
+
+class _CannotBePickled(BaseException):
+    """Such as FunctionTimedOut of func_timeout, which refers to a decorated function."""
+
+
+@pytest.mark.parametrize("task", ["early", "pair"])
+def test_an_error_that_its_process_could_not_report_leaves_no_lock_held(parts, task):
+    """Its process leaves the release to the worker, and billiard reports another error instead."""
+    request = parts.message(task, "a")
+    parts.dispatcher(request)
+    request.on_accepted(4711, 0.0)
+    die(request, MaybeEncodingError("cannot pickle it", _CannotBePickled()))
+    (release,) = parts.agent.commands(Release)
+    assert (release.lock_header, release.ending) == (request.lock_header, Ending.FINAL)
+    assert release.pid is None
 
 
 def test_refused_for_a_full_queue_it_fails_in_the_pool(parts):
