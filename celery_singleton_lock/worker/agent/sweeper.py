@@ -139,7 +139,7 @@ class Sweeper:
             self.behind = False  # if Redis does not answer, the next tick sweeps again
             found = self._sweep_due(most, self._inbox.taker())
             self._left -= found
-            self.behind = found == most and self._left > 0
+            self.behind = found >= most and self._left > 0
 
     def _sweep_due(self, most: int, taker: str) -> int:
         """Sweep at most so many locks that are due; return how many there were."""

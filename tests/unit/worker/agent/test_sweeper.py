@@ -50,6 +50,16 @@ def test_locks_of_a_dead_worker_are_granted_as_fast_as_a_small_pool_runs_their_t
     assert agent.counts()["swept"] == swept + 3 + 8
 
 
+def test_locks_of_a_cluster_are_swept_between_two_ticks_too(agent, store, clock, monkeypatch):
+    """It finds one in each bucket, so more than asked for. Locks of dead holders came late."""
+    monkeypatch.setattr(store, "take_due_locks", lambda limit: [f"k:{n}" for n in range(64)])
+    agent.run_once()
+    swept = agent.counts()["swept"]
+    clock.now += SWEEP_ON
+    agent.run_once()
+    assert agent.counts()["swept"] == swept + 64
+
+
 @pytest.mark.parametrize(("workers", "most"), [(1, 1000), (4, 250), (50, 100)])
 def test_all_workers_together_sweep_a_limited_number_of_locks_between_two_ticks(
     agent, store, clock, workers, most
