@@ -469,6 +469,10 @@ class WorkerStore(Protocol):
         """Return the number of workers, also recently dead ones, on the busiest of these queues."""
         ...
 
+    def inbox_size(self, worker: str) -> int:
+        """Return the number of grants that ``worker`` has not received yet."""
+        ...
+
     def leave(self, worker: str, realm: str, queues: Iterable[str]) -> None:
         """Record that ``worker`` accepts no more grants."""
         ...

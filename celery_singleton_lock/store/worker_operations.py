@@ -144,6 +144,12 @@ class WorkerOperations(ScriptRunner):
         found = yield from self.send_each(Command(("ZCARD", route)) for route in routes)
         return max(map(int, found), default=0)
 
+    def inbox_size(self, worker: str) -> Steps[int]:
+        """Return the number of grants in an inbox; see :meth:`WorkerStore.inbox_size`."""
+        inboxes = [self.keyspace.inbox(worker, n) for n in range(len(self.keyspace.fleets))]
+        found = yield from self.send_each(Command(("LLEN", inbox)) for inbox in inboxes)
+        return sum(map(int, found))
+
     def leave(self, worker: str, realm: str, queues: Iterable[str]) -> Steps[None]:
         """Record that a worker accepts no more grants."""
         yield from self.worker_heartbeat(worker, realm, queues, 0)

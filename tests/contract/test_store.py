@@ -1117,7 +1117,9 @@ def test_a_batch_of_locks_is_swept_at_once(store):
     assert [(s.name, s.token, s.queue, s.body) for s in told] == [
         ("three", stray.token, "nobody's", to_park().body)
     ]
+    assert store.inbox_size("w") == 2
     assert {store.receive("w", SOON).body for _ in range(2)} == {b"one", b"two"}
+    assert store.inbox_size("w") == 0
     assert store.sweep_and_grant_many([]) == []
 
 

@@ -92,6 +92,9 @@ class FakeStore:
         self._note("take_due_locks", limit)
         return self.due[:limit]
 
+    def inbox_size(self, worker):
+        return len(self.inbox)
+
     def body(self, name, token):
         self._note("body", token)
         return self.bodies.get(token)

@@ -42,6 +42,7 @@ VERBS = (
         "deliver_unlocked",
         "worker_heartbeat",
         "fleet_size",
+        "inbox_size",
         "list_running",
         "leave",
         "identify",

@@ -143,6 +143,7 @@ def calls(store: RedisStore, holder: Owner) -> Mapping[str, Callable[[], Any]]:
             "w", [("t", "k", "x.0")], [("u", "k", "x.0")], 600.0
         ),
         "fleet_size": lambda: store.fleet_size("R", ["q"]),
+        "inbox_size": lambda: store.inbox_size("w"),
         "leave": lambda: store.leave("w2", "R", ["q"]),
         "parked": lambda: store.parked("R"),
         "waited_for": store.waited_for,

@@ -114,6 +114,10 @@ class TaskQuorum(QuorumStore):
         """Return 0: workers are not recorded."""
         return 0
 
+    def inbox_size(self, worker: str) -> int:
+        """Return 0: nothing arrives."""
+        return 0
+
     def probe(self) -> None:
         """Acquire and release a lock that nobody else uses.
 

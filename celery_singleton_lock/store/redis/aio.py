@@ -94,6 +94,7 @@ class AsyncRedisStore:
     worker_heartbeat: Final = by_task(Operations.worker_heartbeat)
     list_running: Final = by_task(Operations.list_running)
     fleet_size: Final = by_task(Operations.fleet_size)
+    inbox_size: Final = by_task(Operations.inbox_size)
     leave: Final = by_task(Operations.leave)
     receive: Final = by_task(Operations.receive)
     wait: Final = by_task(Operations.wait)

@@ -266,6 +266,7 @@ class RedisStore:
     worker_heartbeat: Final = by_thread(Operations.worker_heartbeat)
     list_running: Final = by_thread(Operations.list_running)
     fleet_size: Final = by_thread(Operations.fleet_size)
+    inbox_size: Final = by_thread(Operations.inbox_size)
     leave: Final = by_thread(Operations.leave)
     identify: Final = by_thread(Operations.identify)
     has_messages: Final = by_thread(Operations.has_messages)

@@ -104,12 +104,22 @@ class Sweeper:
         self._workers = workers
         self._clock: Clock = store.clock
         self._left = 0
+        self._full = False
         self._next_relaxed = 0.0
         self._next_report = math.inf
 
     def _room(self) -> int:
         """Return the number of further grants that the pool can soon run."""
         return PER_SLOT * self._capacity - self._in_flight.backlog() - self._inbox.arriving()
+
+    def _room_for_sweep(self) -> int:
+        """Return the same, less the grants that wait in Redis if the last sweep was a full one.
+
+        The inbox is read one by one, and a grant that waits there for five seconds is void. If
+        sweeps granted faster, all would be void when they are read.
+        """
+        room = self._room()
+        return room - self._store.inbox_size(self._worker) if self._full and room > 0 else room
 
     # -- these methods raise BackendError if Redis does not answer --------------------------------
 
@@ -122,8 +132,9 @@ class Sweeper:
         self.behind, self._left = False, max(MOST, ALL // max(1, self._workers()))
         if self._inbox.retired:
             return
-        if self._room() > 0:
-            self.sweep_on()
+        room = self._room_for_sweep()
+        if room > 0:
+            self._sweep_for(room)
         else:
             self._sweep_due(FEW, "")
 
@@ -134,12 +145,16 @@ class Sweeper:
         slot then, it would be idle while other locks are free and have waiters. And if many locks
         only have messages that no worker takes, those of dead holders would wait behind them.
         """
-        most = min(self._room(), self._left, MOST)
+        self._sweep_for(self._room_for_sweep())
+
+    def _sweep_for(self, room: int) -> None:
+        most = min(room, self._left, MOST)
         if most > 0:
             self.behind = False  # if Redis does not answer, the next tick sweeps again
             found = self._sweep_due(most, self._inbox.taker())
             self._left -= found
-            self.behind = found >= most and self._left > 0
+            self._full = found >= most
+            self.behind = self._full and self._left > 0
 
     def _sweep_due(self, most: int, taker: str) -> int:
         """Sweep at most so many locks that are due; return how many there were."""

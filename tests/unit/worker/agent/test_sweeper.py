@@ -87,6 +87,18 @@ def test_grants_that_the_main_loop_has_not_taken_yet_count_as_waiting(agent, sto
     assert store.asked("take_due_locks") == [("take_due_locks", 2)]
 
 
+def test_grants_that_wait_in_redis_count_as_waiting_while_many_locks_are_due(agent, store, clock):
+    """With 20 ms to Redis they came faster than they were read, and all had expired by then."""
+    store.due = [f"k:{n}" for n in range(500)]
+    agent.run_once()
+    store.inbox = [Delivery("k:a", f"t{n}", 1, b"{}") for n in range(5)]
+    for _ in range(2):
+        clock.now += SWEEP_ON
+        agent.run_once()
+        store.inbox += [Delivery("k:a", f"u{n}", 1, b"{}") for n in range(3)]
+    assert [call[1] for call in store.asked("take_due_locks")] == [8, 3]
+
+
 @pytest.mark.parametrize("error", [BackendUnreachable("away"), KeyError("a bug")], ids=repr)
 def test_a_sweep_between_two_ticks_that_fails_is_left_to_the_next_tick(agent, store, clock, error):
     """It would otherwise be tried again at once, for as long as it fails."""
