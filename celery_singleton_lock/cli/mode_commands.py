@@ -110,7 +110,7 @@ def _refuse_other_applications(target: Target) -> None:
     whose = "this app" if target.app else "one application"
     msg = (
         f"the switch applies to all workers of this Redis, also to {others[0]!r}{more} of "
-        f"another broker, perhaps of another application. Nothing was switched. Switch tasks of "
+        "another broker, perhaps of another application. Nothing was switched. Switch tasks of "
         f"{whose} one by one with --task, or those of all applications with --force"
     )
     raise Refused(msg)

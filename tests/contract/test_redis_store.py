@@ -606,3 +606,16 @@ def test_a_bucket_that_another_program_uses_keeps_no_other_from_being_swept(redi
             client.zadd(bucket, {f"of {bucket}": 1})
         assert len(store.take_due_locks(100)) == len(buckets) - 1
         store.close()
+
+
+def test_many_grants_do_not_each_need_a_round_trip(own_store):
+    """If they come faster than they are read, all are void by then, and none of them ever runs."""
+    client, inbox = own_store.client, own_store.keyspace.inbox("w")
+    head = '{"lock":"k","token":"%d","fence":"1","verdict":"granted","whole":"1","waited":"0"}'
+    client.rpush(inbox, *(f"{head % number}\nbody" for number in range(300)))
+    tokens = [own_store.receive("w", 60.0).token for _ in range(300)]
+    assert tokens == [str(number) for number in range(300)]
+    stats = client.info("commandstats")
+    asked = sum(stats.get(f"cmdstat_{word}", {"calls": 0})["calls"] for word in ("blpop", "lpop"))
+    assert asked < 10
+    assert own_store.receive("w", 0.01) is None

@@ -87,7 +87,7 @@ MUTANTS = (
     Mutant("a claim whose reply was lost is refused", "lock/claim.lua",
            "(rec.ended_by or process) ~= process then", "rec.ended_by then"),
     Mutant("a worker that stops takes it back", "lock/release_and_grant_next.lua",
-           " or where and returns and rec.ended_by then", " then"),
+           " or where and returns and rec.ended_by\n", "\n"),
     Mutant("one that runs itself cannot be given back", LIBRARY,
            ", rec.ended_by = nil, '', '1', nil, nil, nil", " = nil, '', '1', nil, nil"),
     Mutant("nobody may end it after a worker died", LIBRARY, "    rec.ended_by = nil\n", ""),

@@ -193,10 +193,10 @@ def spent(client: Any, call: Callable[[], Any]) -> Cost:
 
 def costs(client: Any, size: int, rounds: int = ROUNDS) -> dict[str, Cost]:
     """Return what each verb costs beside so many waiters; of the time, the least of the rounds."""
-    store = RedisStore(client, Keyspace(), claim_lease=600.0)
     found: dict[str, Cost] = {}
     for _ in range(rounds):
         client.flushall()
+        store = RedisStore(client, Keyspace(), claim_lease=600.0)  # has read no grants together
         holder = crowd(store, client, size)
         for what, call in calls(store, holder).items():
             cost = spent(client, call)
@@ -205,7 +205,7 @@ def costs(client: Any, size: int, rounds: int = ROUNDS) -> dict[str, Cost]:
                 msg = f"{what} cost {before} at first, and then {cost}"
                 raise AssertionError(msg)
             found[what] = min(cost, before, key=lambda each: each.usec)
-    store.close()
+        store.close()
     return found
 
 

@@ -15,6 +15,7 @@ from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.redis_keys import BUCKETS, Keyspace
 from celery_singleton_lock.store.cluster_routing import Nodes
 from celery_singleton_lock.store.error_mapping import FAILED
+from celery_singleton_lock.store.redis.blocking import TOGETHER
 from celery_singleton_lock.store.requests import Command
 
 LOOK: Final = 5.0
@@ -43,6 +44,7 @@ class Inboxes:
         self._nodes, self._keyspace, self._worker = nodes, keyspace, worker
         self._clock = SystemClock()
         self._full: deque[int] = deque()
+        self._read: deque[bytes | str] = deque()
         self._next_look, self._master = 0.0, randrange(1000)  # noqa: S311  # workers subscribe to different masters
         self._subscription: Any = None
         self._mutex = threading.Lock()
@@ -73,13 +75,13 @@ class Inboxes:
         """Take an element out of an inbox that may have some."""
         if self._clock.monotonic() >= self._next_look:
             self._check_all()
-        while self._full:
-            words = ("LPOP", self._keyspace.inbox(self._worker, self._full[0]))
-            found: bytes | str | None = self._nodes.send(Command(words))
-            if found is not None:
-                return found  # the inbox may have more
-            self._full.popleft()
-        return None
+        while self._full and not self._read:
+            words = ("LPOP", self._keyspace.inbox(self._worker, self._full[0]), TOGETHER)
+            found: Sequence[bytes | str] | None = self._nodes.send(Command(words))
+            self._read.extend(found or ())
+            if found is None or len(found) < TOGETHER:
+                self._full.popleft()
+        return self._read.popleft() if self._read else None
 
     def _check_all(self) -> None:
         keys = [self._keyspace.inbox(self._worker, bucket) for bucket in range(BUCKETS)]

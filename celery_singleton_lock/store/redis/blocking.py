@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from celery_singleton_lock.core.clock import Clock
 from celery_singleton_lock.store.requests import LONGEST_BLOCK, SHORTEST_BLOCK, SLACK, Pop
 
 BLOCKS: Final = (1.0, 3.0, 10.0, LONGEST_BLOCK)
 """Lengths of blocking calls, in seconds; there is a client for each."""
+
+TOGETHER: Final = 100
+"""Most elements of an inbox that are read together."""
+
+AT_ONCE: Final = 0.5
+"""Seconds within which an element arrives that was there already."""
 
 
 def block_of(pop: Pop) -> tuple[float, float]:
@@ -65,6 +73,47 @@ class BlockingClients:
         while self._clients:
             # redis-py does not close a pool that it was given.
             self._clients.popitem()[1].connection_pool.disconnect()
+
+
+class InboxReader:
+    """Reads the inbox of a worker: elements that come one after another are read together.
+
+    A grant that waits in the inbox for five seconds is void, and is then granted again to the end
+    of the list. With one element for each round trip, a worker could get more grants than it reads,
+    and all of them would be void for as long as it lives.
+
+    Args:
+        clock: source of monotonic seconds.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._read: deque[bytes | str] = deque()  # of two threads, while a worker stops
+        self._at_once = False
+
+    def read(
+        self,
+        pop_one: Callable[[], bytes | str | None],
+        pop_many: Callable[[int], Sequence[bytes | str] | None],
+    ) -> bytes | str | None:
+        """Return the next element; None: none came.
+
+        Only if the last one came at once, further ones may be there. So a worker that gets few
+        grants sends no further command.
+
+        Args:
+            pop_one: waits for an element.
+            pop_many: returns up to so many elements, and does not wait.
+        """
+        if self._at_once and not self._read:
+            self._read.extend(pop_many(TOGETHER) or ())
+        try:
+            return self._read.popleft()
+        except IndexError:
+            began = self._clock.monotonic()
+            found = pop_one()
+            self._at_once = found is not None and self._clock.monotonic() - began < AT_ONCE
+            return found
 
 
 def blocking_client(

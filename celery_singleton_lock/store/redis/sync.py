@@ -31,6 +31,7 @@ from celery_singleton_lock.store.operations import Operations
 from celery_singleton_lock.store.redis.blocking import (
     BLOCKS,
     BlockingClients,
+    InboxReader,
     block_of,
     blocking_client,
 )
@@ -123,6 +124,7 @@ class RedisStore:
         self._fast_path = FastPath(client) if direct else None
         self._blocking = BlockingClients(self._copier())
         self._inbox: FastPath | None = None
+        self._readers: dict[str, InboxReader] = {}
         self._has_confirmed = False
         # Not at exit: a thread may still use a connection, and would fail.
         weakref.finalize(self, _close_all, self._blocking, self._fast_path).atexit = False
@@ -324,13 +326,24 @@ class RedisStore:
         return self._pop(request)  # type: ignore[arg-type]  # Receive is for Cluster
 
     def _pop(self, pop: Pop) -> bytes | str | None:
-        """Wait for an element; on its own connection if the caller waits all the time.
+        """Wait for an element. Those of an inbox, which is read often, may be read together."""
+        if not pop.often:
+            return self._blocking.pop(pop)
+        reader = self._readers.get(pop.key)
+        reader = reader or self._readers.setdefault(pop.key, InboxReader(self.clock))
+        return reader.read(
+            lambda: self._pop_often(pop),
+            lambda most: self._command(Command(("LPOP", pop.key, most))),
+        )
+
+    def _pop_often(self, pop: Pop) -> bytes | str | None:
+        """Wait for an element on a connection of its own.
 
         With redis-py's client, the thread that receives grants would hold the interpreter lock for
         as long as the main loop needs to begin the granted task.
         """
         block, longest = block_of(pop)
-        if not pop.often or longest > BLOCKS[0]:
+        if longest > BLOCKS[0]:
             return self._blocking.pop(pop)
         if self._inbox is None:
             client = self._blocking.client(longest)

@@ -102,6 +102,8 @@ class GrantInbox:
             self._doubt()
         if delivery is not None and not self._delivered_at_once(delivery):
             self._commands.put(delivery)
+            if self._retired.is_set():  # others may have been read with it
+                self._commands.put(LeaveFleet())
         return True
 
     def _delivered_at_once(self, delivery: Delivery) -> bool:

@@ -113,10 +113,11 @@ class Sweeper:
         return PER_SLOT * self._capacity - self._in_flight.backlog() - self._inbox.arriving()
 
     def _room_for_sweep(self) -> int:
-        """Return the same, less the grants that wait in Redis if the last sweep was a full one.
+        """Return the room for the grants of a sweep.
 
-        The inbox is read one by one, and a grant that waits there for five seconds is void. If
-        sweeps granted faster, all would be void when they are read.
+        If the last sweep found as many locks as it asked for, the grants that wait in Redis count
+        as waiting here. A grant that waits there for five seconds is void. If sweeps granted faster
+        than this worker reads, all would be void when they are read.
         """
         room = self._room()
         return room - self._store.inbox_size(self._worker) if self._full and room > 0 else room

@@ -9,6 +9,7 @@ from redis.exceptions import ConnectionError as NoConnection
 
 from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.store.cluster.inboxes import Inboxes
+from celery_singleton_lock.store.redis.blocking import TOGETHER
 
 
 class ClosedSubscription:
@@ -49,6 +50,30 @@ class OneMaster:
         return [0] * len(commands)
 
 
+class FullMaster(OneMaster):
+    """The same, with two inboxes that have grants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+        keyspace = Keyspace(spread=True)
+        self.inboxes = {
+            keyspace.inbox("w", 0): [b"a%d" % n for n in range(TOGETHER)],
+            keyspace.inbox("w", 1): [b"b0", b"b1"],
+        }
+
+    def send_many(self, commands: list[Any]) -> list[int]:
+        """Answer how many grants each inbox has."""
+        return [len(self.inboxes.get(each.words[1], ())) for each in commands]
+
+    def send(self, command: Any) -> list[bytes] | None:
+        """Answer LPOP with a number of elements."""
+        self.asked += 1
+        _, key, most = command.words
+        found, self.inboxes[key] = self.inboxes[key][:most], self.inboxes[key][most:]
+        return found or None
+
+
 def test_a_connection_closed_while_it_is_read_counts_as_lost_and_logs_no_bug():
     nodes = OneMaster()
     inboxes = Inboxes(nodes, Keyspace(spread=True), "w")
@@ -56,3 +81,12 @@ def test_a_connection_closed_while_it_is_read_counts_as_lost_and_logs_no_bug():
         with pytest.raises(NoConnection):
             inboxes.receive(5.0)
     assert [one.is_closed for one in nodes.subscriptions] == [True, True]
+
+
+def test_many_grants_do_not_each_need_a_round_trip():
+    """If they come faster than they are read, all are void by then, and none of them ever runs."""
+    nodes = FullMaster()
+    every = {grant for inbox in nodes.inboxes.values() for grant in inbox}
+    inboxes = Inboxes(nodes, Keyspace(spread=True), "w")
+    assert {inboxes.receive(5.0) for _ in every} == every
+    assert nodes.asked == 3, "one for each inbox, and a second one for the one with a full answer"

@@ -205,3 +205,22 @@ def test_a_grant_that_arrives_as_the_worker_retires_is_left_to_the_agent(agent, 
     store.receive = lambda _worker, _timeout: None
     agent.run_once()
     assert store.asked("release") == [("release", "a", Ending.AGAIN)]
+
+
+def test_grants_that_were_read_together_as_the_worker_retires_are_given_back(agent, store, seen):
+    """The store has read the second one with the first: nobody else can receive it."""
+    agent._commands.is_idle = True
+
+    def receive(_worker, _timeout):
+        store.receive = usual
+        agent.retire()
+        agent.run_once()
+        store.inbox = [delivery("b")]
+        return delivery("a")
+
+    usual, store.receive = store.receive, receive
+    agent.inbox.receive()
+    agent.run_once()
+    released = [("release", "a", Ending.AGAIN), ("release", "b", Ending.AGAIN)]
+    assert store.asked("release") == released
+    assert seen.received == []
