@@ -291,6 +291,10 @@ class MessageStore(Protocol):
         """Return the parked message of ``token``."""
         ...
 
+    def bodies_of(self, parked: Sequence[tuple[str, str]]) -> list[bytes | None]:
+        """Return the parked message of each lock and token, in one round trip."""
+        ...
+
     def receive(self, worker: str, timeout: float) -> Delivery | None:
         """Wait up to ``timeout`` seconds for a grant in the inbox of ``worker``."""
         ...

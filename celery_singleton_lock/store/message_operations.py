@@ -115,6 +115,14 @@ class MessageOperations(ScriptRunner):
         raw = yield Command(("HGET", self.keyspace.lock(name).bodies, base_of(token)))
         return None if raw is None else bytes(raw)
 
+    def bodies_of(self, parked: Sequence[tuple[str, str]]) -> Steps[list[bytes | None]]:
+        """Return parked messages; see :meth:`MessageStore.bodies_of`."""
+        found = yield from self.send_each(
+            Command(("HGET", self.keyspace.lock(name).bodies, base_of(token)))
+            for name, token in parked
+        )
+        return [None if raw is None else bytes(raw) for raw in found]
+
     def receive(self, worker: str, timeout: float) -> Steps[Delivery | None]:
         """Wait up to ``timeout`` seconds for a grant in the inbox of ``worker``."""
         raw = yield Pop(self.keyspace.inbox(worker), timeout, often=True)

@@ -508,6 +508,7 @@ def test_a_parked_message_is_delivered_unchanged_and_stored_until_its_end(store)
     reply = store.claim(Owner(delivery.token), NAME, LEASE)
     assert reply.fencing_token == delivery.fencing_token
     assert store.body(NAME, delivery.token) == body
+    assert store.bodies_of([(NAME, delivery.token), (NAME, "unknown.0")]) == [body, None]
     store.release(NAME, delivery.token, Ending.FINAL)
     assert store.body(NAME, delivery.token) is None
 

@@ -99,6 +99,10 @@ class FakeStore:
         self._note("body", token)
         return self.bodies.get(token)
 
+    def bodies_of(self, parked):
+        self._note("bodies_of", *(token for _, token in parked))
+        return [self.bodies.get(token) for _, token in parked]
+
     def receive(self, worker, timeout):
         self._note("receive")
         return self.inbox.pop(0) if self.inbox else None

@@ -34,6 +34,7 @@ VERBS = (
         "deliver_revoked",
         "locate_tasks",
         "body",
+        "bodies_of",
         "parked",
         "switches",
     ),

@@ -118,6 +118,7 @@ def calls(store: RedisStore, holder: Owner) -> Mapping[str, Callable[[], Any]]:
         "inspect": lambda: store.inspect(NAME),
         "locate_tasks": lambda: store.locate_tasks(["new"]),
         "body": lambda: store.body(NAME, message.token),
+        "bodies_of": lambda: store.bodies_of([(NAME, message.token)]),
         "release: cancel": lambda: store.release(NAME, client.token, Ending.CANCEL),
         "deliver_revoked": lambda: store.deliver_revoked(
             NAME, message.token, realm="R", worker="w"

@@ -213,6 +213,10 @@ class TaskQuorum(QuorumStore):
         """Return nothing."""
         return None
 
+    def bodies_of(self, parked: Sequence[tuple[str, str]]) -> list[bytes | None]:
+        """Return nothing."""
+        return [None] * len(parked)
+
     def parked(self, realm: str, queues: Collection[str] | None = None) -> Mapping[str, Parked]:
         """Return nothing."""
         return {}

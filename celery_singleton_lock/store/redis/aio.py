@@ -83,6 +83,7 @@ class AsyncRedisStore:
     deliver_revoked: Final = by_task(Operations.deliver_revoked)
     locate_tasks: Final = by_task(Operations.locate_tasks)
     body: Final = by_task(Operations.body)
+    bodies_of: Final = by_task(Operations.bodies_of)
     parked: Final = by_task(Operations.parked)
     switches: Final = by_task(Operations.switches)
     switch: Final = by_task(Operations.switch)

@@ -257,6 +257,7 @@ class RedisStore:
     deliver_revoked: Final = by_thread(Operations.deliver_revoked)
     locate_tasks: Final = by_thread(Operations.locate_tasks)
     body: Final = by_thread(Operations.body)
+    bodies_of: Final = by_thread(Operations.bodies_of)
     parked: Final = by_thread(Operations.parked)
     switches: Final = by_thread(Operations.switches)
     switch: Final = by_thread(Operations.switch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -13,7 +14,7 @@ from celery_singleton_lock.core.owner_token import base_of
 from celery_singleton_lock.core.parked_message import Delivery
 from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.store.base import Store
-from celery_singleton_lock.worker.agent_commands import LeaveFleet, Release
+from celery_singleton_lock.worker.agent_commands import Command, LeaveFleet, Release
 from celery_singleton_lock.worker.agent_queue import RETRY, AgentQueue
 from celery_singleton_lock.worker.lock_header import LockHeader
 from celery_singleton_lock.worker.lock_set_header import own_lock_set
@@ -23,6 +24,9 @@ from celery_singleton_lock.worker.redis_health import for_each
 
 WAIT: Final = 1.0
 """Seconds for which one read of the inbox waits."""
+
+TOGETHER: Final = 20
+"""Most long messages that are read together."""
 
 
 class GrantInbox:
@@ -172,6 +176,28 @@ class GrantInbox:
         return header._replace(lock_set=lock_set)
 
     # -- in the agent's thread --------------------------------------------------------------------
+
+    def with_bodies(self, commands: list[Command]) -> list[Command]:
+        """Return commands with the messages of grants that came without theirs, if Redis answers.
+
+        Long ones come without. If :meth:`deliver` read many of them one by one, the leases of the
+        last would end before.
+        """
+        missing = [
+            each
+            for each in commands
+            if isinstance(each, Delivery) and each.body is None and each.verdict != "preempted"
+        ]
+        if len(missing) < 2 or self._retired.is_set():  # noqa: PLR2004  # one is read by itself
+            return commands
+        found: dict[int, Delivery] = {}
+        with suppress(BackendError):
+            for start in range(0, len(missing), TOGETHER):
+                some = missing[start : start + TOGETHER]
+                bodies = self._store.bodies_of([(each.name, each.token) for each in some])
+                for each, body in zip(some, bodies, strict=True):
+                    found[id(each)] = replace(each, body=body)
+        return [found.get(id(each), each) for each in commands]
 
     def deliver(self, delivery: Delivery) -> None:
         """Pass a grant with its message to the main loop.

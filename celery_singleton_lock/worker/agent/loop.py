@@ -510,7 +510,7 @@ class Agent:
             The number of commands that were taken from the queue.
         """
         commands = self._commands.take(pause)
-        self._runner.run(commands)
+        self._runner.run(self.inbox.with_bodies(commands))
         self._look_after_children()
         now = self._clock.monotonic()
         if now >= self._next_beat:

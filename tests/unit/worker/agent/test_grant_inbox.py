@@ -10,7 +10,7 @@ import pytest
 
 from celery_singleton_lock.core.lock_set import LockSet, Part
 from celery_singleton_lock.core.model import Ending, Reply, Verdict
-from celery_singleton_lock.errors import BackendUnreachable
+from celery_singleton_lock.errors import BackendRefused, BackendUnreachable
 from celery_singleton_lock.worker.agent_commands import LookUp, Park
 from celery_singleton_lock.worker.agent_queue import REFUSED_RETRY
 from support.agent_fakes import (
@@ -39,6 +39,30 @@ def test_a_delivery_without_its_message_fetches_it(agent, store, seen):
     agent.run_once()
     assert [(found.token, found.body) for found in seen.received] == [("a", b"long")]
     assert agent.counts()["delivered"] == 1
+
+
+def test_long_messages_of_many_grants_are_read_together(agent, store, seen):
+    """Read one by one, with some milliseconds to Redis, the last leases had ended before."""
+    tokens = [f"t{number}" for number in range(50)]
+    store.bodies.update(dict.fromkeys(tokens[:-1], b"long"))
+    for token in tokens:
+        agent._commands.put(delivery(token, body=None))
+    agent.run_once()
+    assert [(found.token, found.body) for found in seen.received] == [
+        (token, b"long") for token in tokens[:-1]
+    ]
+    assert len(store.asked("bodies_of")) == 3
+    assert store.asked("body") == [("body", tokens[-1])], "it has gone, or was not read"
+
+
+def test_long_messages_are_read_one_by_one_if_they_cannot_be_read_together(agent, store, seen):
+    """The keys of one lock may be unusable."""
+    store.fails["bodies_of"] = BackendRefused("WRONGTYPE")
+    store.bodies.update(a=b"long", b=b"long")
+    for token in "ab":
+        agent._commands.put(delivery(token, body=None))
+    agent.run_once()
+    assert [found.token for found in seen.received] == ["a", "b"]
 
 
 def test_a_copy_goes_to_the_pool_only_if_its_message_is_not_kept(agent, store, dispatcher):
