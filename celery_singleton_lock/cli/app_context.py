@@ -6,7 +6,10 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from threading import Lock
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from celery import states
 from click import ClickException
@@ -37,6 +40,67 @@ _CANCELLED: Final = (
 )
 
 
+@dataclass
+class _Broker:
+    """An app's options and pools of its broker, as they were before its commands.
+
+    Attributes:
+        commands: number of commands that run now. Threads of a web server may run several.
+    """
+
+    options: Any
+    pool: Any
+    producers: Any
+    commands: int = 0
+
+
+_brokers: Final = WeakKeyDictionary[Any, _Broker]()
+_mutex: Final = Lock()
+
+
+def _limit_waits(app: Any) -> None:
+    """Limit how long connections to the broker wait that the app opens from now on."""
+    with _mutex:
+        if app not in _brokers:
+            pool = app._pool  # noqa: SLF001  # app.pool would open one
+            _brokers[app] = _Broker(app.conf.broker_transport_options, pool, _producers(app))
+            with suppress(Exception):  # an unknown transport: a command that needs it says so
+                app.conf.broker_transport_options = _limited(app)
+        _brokers[app].commands += 1
+
+
+def _limited(app: Any) -> Any:
+    options = app.conf.broker_transport_options or {}
+    kind = app.connection_for_write().get_transport_cls().driver_type
+    if kind == "redis":
+        return {"socket_timeout": BROKER_PATIENCE, **options}
+    if kind == "amqp":
+        # RabbitMQ confirms nothing while it has an alarm (memory, disk), and kombu waits for that
+        # without end. A Publisher confirms nevertheless, with a time-out.
+        return {"read_timeout": BROKER_PATIENCE, **options, "confirm_publish": False}
+    return app.conf.broker_transport_options
+
+
+def _restore_waits(app: Any) -> None:
+    """Restore options and pools when the last command of the app has ended."""
+    with _mutex:
+        before = _brokers[app]
+        before.commands -= 1
+        if before.commands:
+            return
+        del _brokers[app]
+        app.conf.broker_transport_options = before.options
+        if before.pool is None:
+            app._pool = None  # noqa: SLF001  # as Celery does after a fork
+        if before.producers is None and "amqp" in vars(app):
+            app.amqp._producer_pool = None  # noqa: SLF001
+
+
+def _producers(app: Any) -> Any:
+    """Return the app's pool of producers, which has connections of its own, or None."""
+    return app.amqp._producer_pool if "amqp" in vars(app) else None  # noqa: SLF001
+
+
 class AppSide(OperatorActions):
     """Gives commands access to the Celery app.
 
@@ -53,31 +117,15 @@ class AppSide(OperatorActions):
         """Create the object. Sends nothing."""
         super().__init__(app, extension)
         self.consumed: Callable[[], Iterable[str]] = tuple
-        self._transport_options = app.conf.broker_transport_options
-        self._had_pool = app._pool is not None  # noqa: SLF001  # app.pool would open one
-        with suppress(Exception):  # an unknown transport: a command that needs the broker says so
-            kind = app.connection_for_write().get_transport_cls().driver_type
-            options = self._transport_options or {}
-            if kind == "redis":
-                limited = {"socket_timeout": BROKER_PATIENCE, **options}
-                app.conf.broker_transport_options = limited
-            elif kind == "amqp":
-                # RabbitMQ confirms nothing while it has an alarm (memory, disk), and kombu waits
-                # for that without end. A Publisher confirms nevertheless, with a time-out.
-                limited = {"read_timeout": BROKER_PATIENCE, **options, "confirm_publish": False}
-                app.conf.broker_transport_options = limited
+        _limit_waits(app)
 
     def close(self) -> None:
-        """Restore the app's settings.
+        """Restore the app's settings, unless another command of this process still needs them.
 
-        Connections that the command has opened are not left to the senders of this process
-        (``call_command``): they confirm nothing, and have its time-outs.
+        Connections that commands have opened are not left to the senders of this process
+        (``call_command``): they confirm nothing, and have the commands' time-outs.
         """
-        self.app.conf.broker_transport_options = self._transport_options
-        if not self._had_pool:
-            self.app._pool = None  # noqa: SLF001  # as Celery does after a fork
-            if "amqp" in vars(self.app):
-                self.app.amqp._producer_pool = None  # noqa: SLF001
+        _restore_waits(self.app)
 
     # -- the protocol Witness ---------------------------------------------------------------------
 
