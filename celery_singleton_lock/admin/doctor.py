@@ -22,7 +22,12 @@ from celery_singleton_lock.admin.backlog import (
 )
 from celery_singleton_lock.admin.flow_checks import closed_locks, paused_locks, too_costly_tasks
 from celery_singleton_lock.admin.why import takers_of
-from celery_singleton_lock.admin.why_sentences import drain_command, plain_takers, worker_name
+from celery_singleton_lock.admin.why_sentences import (
+    drain_command,
+    plain_takers,
+    seconds,
+    worker_name,
+)
 from celery_singleton_lock.core.clock import seconds_until
 from celery_singleton_lock.core.lock_mode import relaxed_by
 from celery_singleton_lock.core.model import SCHEMAS
@@ -358,6 +363,21 @@ def _lost(store: RedisAdminStore) -> Check:
     return Check("lost", Health.FAIL, told)
 
 
+def _quarantine(store: RedisAdminStore) -> Check:
+    """Say whether a server grants nothing, as it was replaced or restarted. That ends by itself."""
+    fleets = store.keyspace.fleets
+    ends = [store.do(Command(("HGET", f"{fleet}:server", "till"))) or 0 for fleet in fleets]
+    left = replies.seconds(max(map(int, ends))) - store.time()
+    if left <= 0:
+        return Check("quarantine", Health.OK, "no server of the locks is in quarantine")
+    which = "no lock is granted" if len(fleets) == 1 else "locks of some masters are not granted"
+    told = (
+        f"{which} for another {seconds(left)}, since Redis was replaced or restarted "
+        "(singleton_lock_quarantine): the longest lease that any client has asked for"
+    )
+    return Check("quarantine", Health.NOTE, told)
+
+
 def _backlog(store: RedisAdminStore) -> Check:
     """Compare the parked messages with the memory, and name the queues that they stop."""
     parked, stopped = parked_in_all(store), stopped_queues(store)
@@ -388,6 +408,7 @@ _OF_STORE: Final[dict[str, Callable[[RedisAdminStore], Check]]] = {
     "modes": _modes,
     "sweeping": _sweeping,
     "lost": _lost,
+    "quarantine": _quarantine,
     "backlog": _backlog,
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from celery_singleton_lock.admin import doctor, production_checks
 from celery_singleton_lock.admin.backlog import SLACK
 from celery_singleton_lock.admin.doctor import Check, Health, examine
 from celery_singleton_lock.core.lock_steps import carry_out
-from celery_singleton_lock.core.model import SCHEMAS, Claim, Ending, Owner
+from celery_singleton_lock.core.model import SCHEMAS, Claim, Ending, Owner, Verdict
 from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.rate import Rate, packed
@@ -22,6 +23,7 @@ from celery_singleton_lock.core.settle import Settle
 from celery_singleton_lock.errors import BackendUnreachable
 from celery_singleton_lock.store.operator.base import Operator
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
+from celery_singleton_lock.store.redis.sync import RedisStore
 from support.passing_time import let_pass, stop_time
 from support.waiters import hold, park
 
@@ -29,8 +31,8 @@ pytestmark = pytest.mark.contract
 
 ALL = [
     "connection", "scripts", "version", "eviction", "memory", "replicas", "persistence",
-    "database", "clock", "schema", "workers", "modes", "sweeping", "lost", "backlog", "paused",
-    "closed", "costs", "parked", "drift",
+    "database", "clock", "schema", "workers", "modes", "sweeping", "lost", "quarantine", "backlog",
+    "paused", "closed", "costs", "parked", "drift",
 ]  # fmt: skip
 MIB = 2**20
 
@@ -570,6 +572,20 @@ def test_the_number_of_consistent_locks_is_reported(store):
     store.acquire(idle, Claim("idle"))
     store.release("idle", idle.token, Ending.FINAL)
     assert doctor._drift(store) == Check("drift", Health.OK, "4 locks are consistent")
+
+
+@pytest.mark.needs_real_redis("replication")
+def test_doctor_says_for_how_long_a_restarted_server_grants_no_lock(store, redis_client):
+    """All tasks wait, for as long as the longest lease, and no other check says why."""
+    ok = Check("quarantine", Health.OK, "no server of the locks is in quarantine")
+    assert doctor._quarantine(store) == ok
+    with closing(RedisStore(redis_client, quarantine=True)) as careful:  # the server is new to it
+        assert careful.acquire(Owner(new_token()), Claim("a", 90.0)).verdict is Verdict.BLOCKED
+    found = doctor._quarantine(store)
+    assert found.health is Health.NOTE
+    assert found.told.startswith("no lock is granted for another ")
+    redis_client.hset(f"{store.keyspace.fleet}:server", "till", int(store.time() * 1000))
+    assert doctor._quarantine(store) == ok
 
 
 # -- flow control ----------------------------------------------------------------------------------

@@ -939,8 +939,8 @@ def test_doctor_is_never_green_where_it_does_not_know(run, alone, worker, admin)
     assert "appendonly yes" in found["persistence"]["told"]
     assert set(found) == {
         "connection", "scripts", "version", "eviction", "memory", "replicas", "persistence",
-        "database", "clock", "schema", "workers", "modes", "sweeping", "lost", "backlog", "paused",
-        "closed", "costs", "parked", "drift",
+        "database", "clock", "schema", "workers", "modes", "sweeping", "lost", "quarantine",
+        "backlog", "paused", "closed", "costs", "parked", "drift",
     }  # fmt: skip
     assert found["database"]["health"] == "note", "the broker is there too"
     assert "redis://***@" in alone("doctor", code=4).out
