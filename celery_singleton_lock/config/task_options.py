@@ -390,7 +390,8 @@ def _idle_flow(options: LockOptions, *, has_rate: bool) -> dict[str, str]:
         reason = 'without lock_fair_by there are no groups. Add lock_fair_by="{tenant}"'
         idle |= dict.fromkeys(("lock_fair_limit", "lock_fair_weight"), reason)
     if options.unique is None:
-        reason = 'without lock_unique each call is sent. Add lock_unique="until_started"'
+        unique = "until_done" if options.on_duplicate == "follow" else "until_started"
+        reason = f'without lock_unique each call is sent. Add lock_unique="{unique}"'
         idle |= dict.fromkeys(("lock_unique_key", "lock_on_duplicate"), reason)
     if options.debounce is None:
         reason = "without lock_debounce no call settles. Add lock_debounce=5"

@@ -55,6 +55,12 @@ def test_a_quorum_has_no_unique_calls():
         resolved(several, lock_unique="until_done", lock_on_conflict="skip")
 
 
+def test_the_warning_about_follow_advises_the_lock_unique_that_follow_accepts():
+    with pytest.warns(ConfigurationWarning, match='Add lock_unique="until_done"'):
+        resolved(lock_on_duplicate="follow")
+    resolved(lock_on_duplicate="follow", lock_unique="until_done")
+
+
 @pytest.mark.parametrize("option", [("lock_unique_key", "{user}"), ("lock_on_duplicate", "raise")])
 def test_without_unique_the_other_options_have_no_effect(option):
     with pytest.warns(ConfigurationWarning, match='Add lock_unique="until_started"'):
