@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from billiard.einfo import ExceptionWithTraceback
 from billiard.exceptions import (
@@ -201,6 +202,8 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
     """Whether Celery cancels it: after a lost connection, or in a cold shutdown."""
     after_pool: Callable[[Callable[[], None]], None] | None = None
     """Makes a call after the pool has its next task. None: acknowledge a success at once."""
+    turn_at_broker: ClassVar[AbstractContextManager[Any]] = nullcontext()
+    """Entered for each acknowledgement; greenlets wait here for those of others."""
     _delayed_calls: list[Callable[[], None]] | None = None
 
     def __init__(self, message: Any, **kwargs: Any) -> None:
@@ -394,7 +397,8 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
         fails, since another greenlet reads from the connection; the main loop does it later.
         """
         try:
-            acknowledge(*args)
+            with self.turn_at_broker:
+                acknowledge(*args)
         except self._connection_errors as error:
             logger.warning("%s may be delivered again, it was not acknowledged: %r", self, error)
         except Exception as error:

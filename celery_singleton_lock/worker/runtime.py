@@ -60,6 +60,13 @@ FINISH_PARKING: Final = 0.5
 FLUSH: Final = 2.0
 """Most seconds for which a worker that exits waits for the agent."""
 
+ACKS_AT_ONCE: Final = 4
+"""Most messages that greenlets acknowledge at once.
+
+Kombu has ten connections to a Redis broker. If its consumer finds none, Celery reconnects, and the
+message that the consumer has just taken is lost.
+"""
+
 _clock = SystemClock()
 
 
@@ -191,6 +198,8 @@ class Runtime:
         extension.has_child_processes = self.kind == "prefork"
         if self.kind in ("solo", *GREEN):  # tasks run in the process of the dispatcher
             extension.announce = partial(guarded, self.dispatcher.pool_callbacks.on_notice)
+        if self.kind in GREEN:
+            LockedRequest.turn_at_broker = threading.BoundedSemaphore(ACKS_AT_ONCE)
         consumer.on_task_request = self.dispatcher
         self._on_decode_error = consumer.on_decode_error
         consumer.on_decode_error = self._undecodable

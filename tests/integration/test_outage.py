@@ -17,7 +17,7 @@ from celery_singleton_lock.cli import locks as locks_command
 from celery_singleton_lock.core.model import SCHEMA
 from celery_singleton_lock.errors import BackendUnreachable
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
-from integration.book import LONG_LEASE, SAFE_LEASE, Book
+from integration.book import LONG_LEASE, SAFE_LEASE, Book, needs_pool
 from support.proxy import Proxy
 from support.waiting import eventually, in_time, never
 
@@ -375,6 +375,23 @@ def test_a_stalled_redis_stalls_nothing_else(book, locks, pool):
         for n in range(6):
             assert len(book.starts(f"k{n}")) == 1
             book.await_free(f"k{n}", LEASE + 3)
+
+
+def test_many_greenlets_that_redis_answers_at_once_lose_no_task_and_run_none_twice(book, locks):
+    """Each acknowledges as soon as it has its lock, and kombu has ten connections for that."""
+    needs_pool("gevent")
+    with book.worker(pool="gevent", concurrency=100) as worker:
+        book.value(book.send("act", "a", 0))
+        locks.pause()
+        try:
+            sent = [book.send("act", f"k{n}", n) for n in range(150)]
+            eventually(lambda: book.unacked() >= 100)
+        finally:
+            locks.resume()
+        assert [book.value(each) for each in sent] == list(range(150))
+        eventually(lambda: book.unacked() == 0, 10)
+        assert "Couldn't ack" not in worker.log()
+        assert len(book.starts()) == 151
 
 
 def left_parked(book):
