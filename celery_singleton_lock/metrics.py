@@ -10,6 +10,7 @@ Needs ``prometheus_client``: ``pip install "celery-singleton-lock[prometheus]"``
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -236,6 +237,10 @@ class WorkerCollector:
             yield family
 
 
+SCRAPED_WITHIN: Final = 2 * PATIENCE
+"""Seconds for which a scrape waits for Redis. Prometheus gives up a scrape after ten by default."""
+
+
 class FleetCollector:
     """Exports the numbers of parked messages of all workers, which each scrape reads from Redis.
 
@@ -246,6 +251,7 @@ class FleetCollector:
     def __init__(self, extension: Extension) -> None:
         self._extension = extension
         self._store: Any = None
+        self._query: _ParkedQuery | None = None
 
     def describe(self) -> list[Metric]:
         """Return nothing, so that registration does not wait for Redis."""
@@ -259,19 +265,45 @@ class FleetCollector:
             name: GaugeMetricFamily(name, about, labels=() if name.endswith("_up") else ("queue",))
             for name, about in FLEET.items()
         }
+        found = self._parked()
+        for queue, parked in (found or {}).items():
+            families["celery_lock_parked"].add_metric((queue,), parked.waiting)
+            families["celery_lock_parked_bytes"].add_metric((queue,), parked.size)
+            families["celery_lock_oldest_parked_seconds"].add_metric((queue,), parked.oldest)
+        families["celery_lock_fleet_up"].add_metric((), found is not None)
+        yield from families.values()
+
+    def _parked(self) -> Mapping[str, Any] | None:
+        """Return what is parked, by queue; None if Redis did not answer in time.
+
+        A Cluster's masters are asked one after the other. While one of them stands still, that
+        takes longer than a scrape may. So the query goes on in its thread, and scrapes that find it
+        there start no other one.
+        """
         if self._store is None:
             self._store = self._extension.new_store(PATIENCE)
-        up = True
+        query = self._query
+        if query is None or not query.is_alive():
+            query = self._query = _ParkedQuery(self._store, self._extension.realm)
+            query.start()
+        query.join(SCRAPED_WITHIN)
+        return None if query.is_alive() else query.found
+
+
+class _ParkedQuery(threading.Thread):
+    """One query for the numbers of parked messages."""
+
+    def __init__(self, store: Any, realm: str) -> None:
+        super().__init__(name="singleton-lock-scrape", daemon=True)
+        self._store = store
+        self._realm = realm
+        self.found: Mapping[str, Any] | None = None
+
+    def run(self) -> None:
         try:
-            for queue, parked in self._store.parked(self._extension.realm).items():
-                families["celery_lock_parked"].add_metric((queue,), parked.waiting)
-                families["celery_lock_parked_bytes"].add_metric((queue,), parked.size)
-                families["celery_lock_oldest_parked_seconds"].add_metric((queue,), parked.oldest)
+            self.found = self._store.parked(self._realm)
         except BackendError as error:
-            up = False
             logger.debug("celery-singleton-lock: %s No metrics of parked messages.", error)
-        families["celery_lock_fleet_up"].add_metric((), up)
-        yield from families.values()
 
 
 class LogLines:

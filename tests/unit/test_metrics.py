@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import re
+import threading
 from pathlib import Path
 
 import pytest
 from celery import Celery
 
+from celery_singleton_lock import metrics as metrics_module
 from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.events import (
     BackendDown,
@@ -38,6 +40,7 @@ from celery_singleton_lock.metrics import (
     log_events,
 )
 from celery_singleton_lock.worker.install import install
+from support.waiting import eventually
 
 prometheus = pytest.importorskip("prometheus_client")
 ROOT = Path(__file__).parents[2]
@@ -117,6 +120,32 @@ def test_to_register_asks_no_redis():
     registry = prometheus.CollectorRegistry()
     export(app, registry)
     assert registry.get_sample_value("celery_lock_fleet_up") == 0
+
+
+def test_a_scrape_is_answered_while_the_query_of_parked_messages_takes_longer(monkeypatch):
+    """Otherwise Prometheus gives up, and the worker's alerts are silent for the whole outage."""
+    app = Celery("app", set_as_current=False)
+    app.conf.singleton_lock_backend = "redis://127.0.0.1:1/0"
+    registry = prometheus.CollectorRegistry()
+    export(app, registry)
+    answers = threading.Event()
+    asked = []
+
+    class Silent:
+        def parked(self, realm):
+            asked.append(realm)
+            answers.wait(60)
+            return {}
+
+    monkeypatch.setattr(metrics_module, "SCRAPED_WITHIN", 0.05)
+    monkeypatch.setattr(install(app), "new_store", lambda _: Silent())
+    try:
+        for _ in range(3):
+            assert registry.get_sample_value("celery_lock_fleet_up") == 0
+        assert len(asked) == 1
+    finally:
+        answers.set()
+    eventually(lambda: registry.get_sample_value("celery_lock_fleet_up") == 1)
 
 
 @pytest.mark.parametrize(
