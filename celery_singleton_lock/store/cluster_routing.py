@@ -44,6 +44,12 @@ _CHANGED: Final = (
 )
 """Errors of a command that may succeed with a new layout."""
 
+_DOWN: Final = (failures.ClusterDownError, failures.SlotNotCoveredError)
+"""Errors that concern more slots than that of the command."""
+
+_NO_MASTER: Final = failures.ClusterDownError("no master has that slot")
+"""The answer of a slot that no master has in the known layout."""
+
 Words: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any]]
 """A command, and how redis-py parses its answer."""
 
@@ -253,7 +259,7 @@ class Nodes:
 
     def _tried(self, asked: _Asked) -> list[Any]:
         if asked.node is None:
-            return [failures.ClusterDownError("no master has that slot")]
+            return [_NO_MASTER]
         try:
             answers = _sent(self.cluster.get_redis_connection(asked.node), asked.commands)
         except FAILED as error:
@@ -279,7 +285,7 @@ class Nodes:
     def _batch(self, node: ClusterNode | None, commands: Sequence[Words]) -> list[Any]:
         """Send commands to one master; send those whose keys have moved again, one by one."""
         if node is None:
-            return [self._alone(command) for command in commands]
+            return self._followed(commands, [_NO_MASTER] * len(commands))
         try:
             answers = _sent(self.cluster.get_redis_connection(node), commands)
         except failures.TimeoutError as error:
@@ -296,16 +302,19 @@ class Nodes:
         """Send the commands again whose keys have moved: of a slot that still moves, only one.
 
         redis-py repeats a command of such a slot for 0.4 s. The other commands would wait for it.
+        While the Cluster is down, only one command is sent again: each asks for the layout, which
+        takes a time-out for each node that stands still.
         """
         final: list[Any] = []
-        moving: dict[int, Any] = {}
+        moving: dict[int | None, Any] = {}
         for command, answer in zip(commands, answers, strict=True):
             if not isinstance(answer, ELSEWHERE):
                 final.append(answer)
                 continue
-            slot = self._client.keyslot(key_of(command[0]))
+            down = isinstance(answer, _DOWN)
+            slot = None if down else self._client.keyslot(key_of(command[0]))
             told = moving[slot] if slot in moving else self._alone(command)
-            if isinstance(told, failures.TryAgainError):
+            if isinstance(told, (failures.TryAgainError, *_DOWN)):
                 moving[slot] = told
             final.append(told)
         return final
@@ -318,7 +327,7 @@ class Nodes:
                 return _sent(self.cluster.get_redis_connection(now), commands)
         except FAILED as error:
             return [error] * len(commands)
-        return [self._alone(command) for command in commands]
+        return self._followed(commands, [_NO_MASTER] * len(commands))
 
     def _alone(self, command: Words) -> Any:
         try:

@@ -134,3 +134,58 @@ def test_a_call_to_a_node_that_is_new_in_the_cluster_was_not_executed(name):
 def test_an_error_of_a_programmer_is_not_taken_for_one_of_the_cluster(error):
     with pytest.raises(type(error), match=str(error)), as_redis_errors():
         raise error
+
+
+class Down(Cluster):
+    """A Cluster that is down. It counts how often it is asked for its layout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layouts, self.startup_nodes, self.nodes_manager = 0, {}, self
+
+    def initialize(self, *_, **__):
+        self.layouts += 1
+
+    def execute_command(self, *words, target_nodes, **options):
+        raise failures.ClusterDownError("CLUSTERDOWN The cluster is down")
+
+    def get_redis_connection(self, node):
+        return self
+
+    def pipeline(self, *, transaction):
+        return DownPipeline()
+
+    def keyslot(self, key):
+        return key_slot(key.encode())
+
+
+class DownPipeline:
+    """Its commands are all refused."""
+
+    def __init__(self) -> None:
+        self.commands = 0
+
+    def execute_command(self, *_, **__):
+        self.commands += 1
+
+    def execute(self, *, raise_on_error):
+        return [failures.ClusterDownError("CLUSTERDOWN The cluster is down")] * self.commands
+
+
+class Uncovered(Down):
+    """A Cluster without a master for the slots of the keys."""
+
+    def get_node_from_key(self, key):
+        raise failures.SlotNotCoveredError(f"{key}")
+
+
+@pytest.mark.parametrize("kind", [Down, Uncovered])
+def test_a_cluster_that_is_down_is_not_asked_for_its_layout_for_each_bucket(kind):
+    """Each time may take a time-out: calls for all buckets took minutes."""
+    cluster = kind()
+    nodes = ClusterStore(cluster).nodes
+    answers = nodes.send_many([Command(("SMEMBERS", f"{{{n}}}")) for n in range(BUCKETS)])
+    refused = (failures.ClusterDownError, failures.SlotNotCoveredError)
+    assert all(isinstance(answer, refused) for answer in answers)
+    assert len(answers) == BUCKETS
+    assert cluster.layouts <= MASTERS
