@@ -71,3 +71,26 @@ def test_a_task_that_keeps_a_lock_survives_an_outage_longer_than_its_lease(book,
         assert book.peak("a") == 1
         book.await_free("a", LEASE + 3)
         book.await_free("b", LEASE + 3)
+
+
+@pytest.mark.full
+@pytest.mark.needs_real_redis("data over a restart")
+def test_a_task_that_ended_after_the_last_snapshot_does_not_block_its_locks(book, locks):
+    """Redis delivers it under another token than that of its message. It is ended under that."""
+    with book.worker(concurrency=3):
+        book.start_holder("a", 1)
+        pair = book.send("pair_lost", "a", "b", hold="ran")
+        book.await_waiting("a", 1)
+        book.open("a-1")
+        book.started(pair)
+        with locks.client() as client:
+            client.save()
+        book.open("ran")
+        book.value(pair)
+        book.await_free("a")
+        locks.kill()
+        lapsed = book.broker.time()[0] + LEASE + 1
+        eventually(lambda: book.broker.time()[0] > lapsed, LEASE + 5, "its leases have ended")
+        locks.restart(keep_data=True)
+        book.value(book.send("act", "a", 2), 8)
+        assert len(book.starts(id=pair)) == 1

@@ -131,7 +131,11 @@ class Deliveries:
             request,
         )
         request.move(Stage.ENDED)
-        self._commands.put(Release(request.lock_header, Ending.FINAL))
+        header = request.lock_header
+        if header.lock_set is not None and header.lock_set.here.token != header.token:
+            # The set has the tokens of an earlier delivery. Its other locks are released, or lapse.
+            header = header._replace(lock_set=None)
+        self._commands.put(Release(header, Ending.FINAL))
         self._notifier.tell(request, TaskDuplicate(*about(request), verdict="ended"))
 
     def _from_the_start(self, delivery: Delivery, request: LockedRequest) -> LockHeader | None:

@@ -9,9 +9,12 @@ from celery.worker.state import revoked
 
 from celery_singleton_lock.core.clock import wall_time
 from celery_singleton_lock.core.conflict_policy import Outcome
+from celery_singleton_lock.core.lock_set import LockSet, Part
 from celery_singleton_lock.core.model import Ending
+from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.parked_message import Delivery
 from celery_singleton_lock.worker.agent_commands import Release
+from celery_singleton_lock.worker.lock_header import in_order_of_release
 from support.dispatcher_fakes import (
     deliver,
     end,
@@ -46,6 +49,26 @@ def test_a_message_that_has_ended_here_does_not_run_again_after_redis_has_lost_i
     assert len(parts.sent) == 2
     assert Release(again.lock_header, Ending.FINAL) in parts.agent.commands(Release)
     assert [event.verdict for event in told] == ["ended"]
+
+
+def test_an_ended_task_with_several_locks_does_not_block_them_when_it_is_delivered_again(parts):
+    """Its message has the token of its first delivery. A later grant has another one."""
+    stored = LockSet((Part("k:a", "token.0"), Part("k:b", new_token())), place=1).header()
+
+    def deliver_under(token):
+        request = parts.message("pair", "a", "b", request_id="x", **stored)
+        parts.dispatcher.deliveries.deliver(Delivery("k:a", token, 7, b"", "granted"), request)
+        return request
+
+    ran = deliver_under("token.0")
+    take(parts, ran)
+    end(ran)
+    parts.dispatcher.pool_exit.ends.doubt()
+    deliver_under("token.1")
+    assert parts.sent == [ran]
+    *_, release = parts.agent.commands(Release)
+    *_, last = in_order_of_release(release.lock_header)
+    assert (last.name, last.token, release.ending) == ("k:a", "token.1", Ending.FINAL)
 
 
 def test_notices_about_a_delivered_message_are_queued_in_order(parts):
