@@ -558,3 +558,35 @@ def test_T17_a_retry_of_which_redis_did_not_hear_keeps_its_permit(book, locks, p
         attempts = [(start["n"], start["retries"]) for start in book.starts("a")]
         assert attempts == [(0, 0), (1, 0), (1, 1), (2, 0)]
         book.await_free("a")
+
+
+@pytest.mark.full
+@pytest.mark.needs_real_redis("replication")
+def test_tasks_that_a_backup_lacks_are_reported_if_the_running_redis_loads_it(
+    book, locks, make_redis
+):
+    """An operator restores without a restart, as docs/redis.md says."""
+    with book.worker(concurrency=2) as worker:
+        assert book.value(book.send("act", "a", 0)) == 0
+        backup = make_redis(
+            "--repl-diskless-sync-delay", "0", "--replicaof", f"127.0.0.1 {locks.port}"
+        )
+        with backup.client() as client:
+            eventually(lambda: client.exists("csl:fleet:marker"), 20)
+            client.replicaof("NO", "ONE")
+            client.delete("csl:fleet:marker")
+        book.start_holder("a", 1)
+        try:
+            parked = [book.send("act", "a", n) for n in (2, 3)]
+            for each in parked:
+                worker.await_log(f"{each}] is parked: ")
+            with locks.client() as client:
+                client.config_set("repl-diskless-sync-delay", 0)
+                client.replicaof("127.0.0.1", backup.port)
+                eventually(lambda: client.info("replication")["master_link_status"] == "up", 20)
+                client.replicaof("NO", "ONE")
+            worker.await_log("has lost data", 20)
+            (told,) = [line for line in worker.log().splitlines() if "has lost data" in line]
+            assert all(each in told for each in parked)
+        finally:
+            book.open("a-1")
