@@ -213,6 +213,7 @@ class Agent:
             post=post,
             watchdog=watchdog,
             registered=registered,
+            declared=declared,
         )
         self.inbox: GrantInbox = GrantInbox(
             store,

@@ -39,6 +39,7 @@ class Republisher:
         watchdog: renews the grant of a rejected message while it is published, so that no other
             worker gets it.
         registered: names of the tasks of the app.
+        declared: returns the names of the tasks that this worker locks.
 
     Attributes:
         requeued: number of messages that were requeued.
@@ -56,12 +57,14 @@ class Republisher:
         post: Callable[..., None],
         watchdog: Watchdog,
         registered: Container[str],
+        declared: Callable[[], Container[str]],
     ) -> None:
         self.requeued: int = 0
         self.published: int = 0
         self.rejected: int = 0
         self._publisher = publisher
         self._registered = registered
+        self._declared = declared
         self._told_of: set[str] = set()
         self._watchdog = watchdog
         self._rejecting: set[str] = set()
@@ -257,20 +260,28 @@ class Republisher:
                 error,
             )
         if sent:
-            consumed = sent[0].queue in self._queues.consumed()
+            unlocked = self._runs_without_lock(sent)
             logger.log(
-                logging.WARNING if consumed else logging.INFO,
+                logging.WARNING if unlocked else logging.INFO,
                 "sent %d parked tasks of the lock %r back to the queue %r: no live worker that "
                 "locks them consumes it%s",
                 len(sent),
                 sent[0].name,
                 sent[0].queue,
-                ". This worker consumes it and runs them WITHOUT the lock" if consumed else "",
+                ". This worker consumes it and runs them WITHOUT the lock" if unlocked else "",
             )
             self._commands.put(RecordPublished(tuple(sent), sent=True))
         kept = tuple(message for message in messages if message not in sent)
         if kept:
             self._commands.put(RecordPublished(kept, sent=False))
+
+    def _runs_without_lock(self, sent: Sequence[UntakenMessage]) -> bool:
+        """Return whether this worker gets messages back and does not lock their tasks.
+
+        A worker that locks them sends them back too, if it sweeps their lock while it stops.
+        """
+        consumed, declared = self._queues.consumed(), self._declared()
+        return any(each.queue in consumed and each.task not in declared for each in sent)
 
 
 def _delivered_again(_name: str, _token: str) -> None:

@@ -109,5 +109,5 @@ def agent(clock, store, dispatcher, seen):
         commands=AgentQueue(clock),
         dispatcher=dispatcher,
         queue_stops=QueueStops(SimpleNamespace(hub=None), post),
-        registered={"task"},
+        registered={"task", "plain"},
     )

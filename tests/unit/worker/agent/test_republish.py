@@ -52,6 +52,7 @@ def republisher(sent, may_send, held, told, monkeypatch):
         post=lambda _, copies: told.append([each.message for each in copies]),
         watchdog=Mock(),
         registered=(),
+        declared=tuple,
     )
     yield made
     may_send.set()

@@ -128,18 +128,34 @@ def untaken(queue, task):
 def test_a_message_that_this_worker_would_discard_stays_parked(agent, store, seen, caplog):
     """After a deployment without its task all of them ended as NotRegistered."""
     store.due = ["k:a"]
-    store.strays = [untaken("q", "task"), untaken("q", "gone"), untaken("far", "gone")]
+    store.strays = [untaken("q", "plain"), untaken("q", "gone"), untaken("far", "gone")]
     agent.run_once()
     store.strays = store.due = []
     eventually(lambda: (agent.run_once(), len(store.asked("record_publish_result")))[1] == 2, 5)
-    assert seen.published == [("task/0/0", "q"), ("gone/0/0", "far")]
+    assert seen.published == [("plain/0/0", "q"), ("gone/0/0", "far")]
     assert store.asked("record_publish_result") == [
-        ("record_publish_result", "seal", "task", "gone", True),
+        ("record_publish_result", "seal", "plain", "gone", True),
         ("record_publish_result", "seal", "gone", False),
     ]
     told = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert any("They stay parked until a worker that has it starts" in each for each in told)
     assert any("runs them WITHOUT the lock" in each for each in told)
+
+
+def test_a_stopping_worker_does_not_say_that_it_runs_its_locked_tasks_without_the_lock(
+    agent, store, seen, caplog
+):
+    """A copy that it received as it stopped let it sweep a lock after it had left the fleet."""
+    caplog.set_level("INFO")
+    store.due = ["k:a"]
+    store.strays = [untaken("q", "task")]
+    agent.run_once()
+    store.strays = store.due = []
+    eventually(lambda: (agent.run_once(), store.asked("record_publish_result"))[1], 5)
+    assert seen.published == [("task/0/0", "q")]
+    [told] = [r for r in caplog.records if "parked tasks of the lock" in r.getMessage()]
+    assert told.levelname == "INFO"
+    assert "WITHOUT" not in told.getMessage()
 
 
 def test_an_adrift_message_is_published_and_a_broker_error_stops_nothing(
