@@ -430,22 +430,37 @@ class Runtime:
         if delivery.token in self.dispatcher.in_flight.by_token:
             return None  # its message waits here for a slot; a second request would be dropped
         try:
-            return self._receive(delivery)
+            request = self._receive(delivery)
         except Exception as error:  # noqa: BLE001  # a message or a user's class may raise anything
             self.dispatcher.deliveries.undelivered(delivery)
             return self.unread.fail(delivery, error)
+        if request is not None:
+            self._tell_autoscaler(request)
+        return None
 
-    def _receive(self, delivery: Delivery) -> None:
+    def _receive(self, delivery: Delivery) -> LockedRequest | None:
         if delivery.verdict == "granted" and self._is_for_dead_letters(delivery):
-            return self.unread.reject(delivery)
+            self.unread.reject(delivery)
+            return None
         message = self._reader.unpack(delivery.body)
         try:
             request = self._reader.request(message)
         except UNREADABLE as error:
-            return self.unread.discard(delivery, message, error)
+            self.unread.discard(delivery, message, error)
+            return None
         if request is None:
-            return self.agent.inbox.give_back(delivery)
-        return self.dispatcher.deliveries.deliver(delivery, request)
+            self.agent.inbox.give_back(delivery)
+        else:
+            self.dispatcher.deliveries.deliver(delivery, request)
+        return request
+
+    def _tell_autoscaler(self, request: LockedRequest) -> None:
+        """Make the calls that Celery makes for a message of the broker.
+
+        Without them its autoscaler looks every 30 seconds only.
+        """
+        for call in self.consumer.on_task_message:
+            call(request)
 
     def _is_for_dead_letters(self, delivery: Delivery) -> bool:
         """Return whether a message was returned too often, and its queue has dead letters."""

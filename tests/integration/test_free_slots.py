@@ -228,3 +228,18 @@ def test_a_task_that_waited_in_vain_ends_once_in_a_worker_with_a_free_slot(own_b
             eventually(lambda: book.starts("told"), 5)
             never(lambda: len(book.starts("told")) > 1, 2)
             assert not book.starts("a")
+
+
+def test_a_pool_that_may_grow_grows_for_a_granted_task(own_book, held):
+    """Celery's autoscaler looks at messages of the broker, and otherwise every so many seconds."""
+    book = own_book
+    with book.worker(args=("--autoscale", "2,1"), env={"AUTOSCALE_KEEPALIVE": "600"}):
+        parked = book.send("act", "a", 1)
+        book.await_waiting("a", 1)
+        plug = book.send("plain", "plug", 0, hold="plug")
+        book.started(plug)
+        held.release()
+        book.started(parked)
+        book.open("plug")
+        book.value(plug)
+        book.value(parked)
