@@ -180,10 +180,12 @@ class TaskMetrics:
             case LockAcquired():
                 self._count("acquired", event)
                 self._observe("wait", event, event.waited)
+                self._begin_losses(event)
             case LockReleased():
                 self._observe("hold", event, event.held)
             case TaskBlocked() | LockRefused():
                 self._count("blocked", event, event.policy, event.waits_for or UNKNOWN)
+                self._begin_losses(event)
             case TaskDelivered() | TaskDuplicate():
                 self._count(COUNTED[type(event)], event, event.verdict)
             case TaskReplaced() | TaskPreempted() | CallNotSent() | LeaseLost() | LockClosed():
@@ -198,6 +200,11 @@ class TaskMetrics:
 
     def _count(self, what: str, event: TaskEvent, *further: str) -> None:
         self._counters[f"celery_lock_{what}"].labels(*self._labels(event), *further).inc()
+
+    def _begin_losses(self, event: TaskEvent) -> None:
+        """Export counters of zero, since Prometheus does not count the first value of a series."""
+        for what in ("lost", "parked_lost"):
+            self._counters[f"celery_lock_{what}"].labels(*self._labels(event))
 
     def _observe(self, what: str, event: TaskEvent, seconds: float) -> None:
         metric = self._histograms[f"celery_lock_{what}_seconds"]

@@ -89,6 +89,17 @@ def test_each_event_counts_by_task_and_by_lock_only_if_asked(event, series, labe
     assert ("account:42" in prometheus.generate_latest(registry).decode()) is by_lock
 
 
+@pytest.mark.parametrize("kind", [LockAcquired, TaskBlocked])
+@pytest.mark.parametrize("by_lock", [False, True])
+def test_the_first_loss_of_a_task_increases_a_counter_that_was_zero(kind, by_lock):
+    """Otherwise Prometheus sees no increase, and the alert has to guess whether a series is new."""
+    registry = prometheus.CollectorRegistry()
+    TaskMetrics(registry, by_lock=by_lock).notify(kind("a:1", "settle", "id"))
+    labels = {"task": "settle", **({"lock": "a:1"} if by_lock else {})}
+    assert registry.get_sample_value("celery_lock_lost_total", labels) == 0
+    assert registry.get_sample_value("celery_lock_parked_lost_total", labels) == 0
+
+
 @pytest.mark.parametrize("kind", [TaskBlocked, LockRefused])
 @pytest.mark.parametrize("reason", WaitsFor)
 def test_blocked_tasks_are_counted_by_what_they_wait_for(kind, reason):
