@@ -357,8 +357,8 @@ def _lost(store: RedisAdminStore) -> Check:
         return Check("lost", Health.OK, "no parked task is known to be lost")
     told = (
         f"{count:,} parked tasks are lost because this Redis lost data, such as "
-        f"{', '.join(map(printable, some))}. Run locks why ID for details. Send them again, then "
-        f"delete the key {store.keyspace.lost}"
+        f"{', '.join(map(printable, some))}. Run locks why ID for details. The Redis command "
+        f"HGETALL {store.keyspace.lost} lists all of them. Send them again, then delete this key"
     )
     return Check("lost", Health.FAIL, told)
 

@@ -250,6 +250,15 @@ def test_a_retry_that_was_parked_and_lost_is_not_said_to_wait_in_the_broker(stor
     assert why(store, "id1", App("eta", "was received by worker-1")).state == "eta"
 
 
+def test_doctor_says_where_all_lost_tasks_are_listed_before_their_list_is_deleted(store):
+    """It named five of them, and asked to send "them" again and to delete the only list."""
+    note = {"lock": "a", "task": "app.task", "worker": "celery@host#1", "at": 1_700_000_000}
+    store.note_lost({f"id{number}": json.dumps(note) for number in range(23)})
+    told = lost_check(store).told
+    assert told.startswith("23 parked tasks")
+    assert told.index(f"HGETALL {store.keyspace.lost} lists all") < told.index("then delete")
+
+
 def test_only_so_many_losses_are_noted(store, monkeypatch):
     monkeypatch.setattr(message_operations, "MOST_LOST", 3)
     store.note_lost({f"id{number}": "{}" for number in range(2)})
