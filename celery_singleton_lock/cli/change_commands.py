@@ -156,8 +156,9 @@ def _not_yet(name: str, holder: Holder, *, terminated: bool) -> str:
         return (
             f"The worker was told to terminate {short(holder)}, which still holds {name!r}: its "
             f"{_process(holder)} has not ended. See the log of its worker, and kill the process. "
-            f"{WHOLE_WORKER}. The lock is free when its lease ends, at the latest. To release the "
-            "lock while the task may be running: --force"
+            f"{WHOLE_WORKER}. Its worker renews the lease until then; if that worker is dead, the "
+            "lock is free when the lease ends. To release the lock while the task may be running: "
+            "--force"
         )
     left = seconds(holder.expires_in)
     return (
