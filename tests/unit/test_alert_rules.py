@@ -31,6 +31,12 @@ def test_each_rule_is_seen_to_fire_and_to_be_quiet():
     assert declared == set(re.findall(r"alertname: (\w+)", TESTS))
 
 
+def test_the_list_that_a_stopped_queue_advises_begins_with_the_most_waiters():
+    """Sorted by name, it showed twenty other locks, unless Redis had over 20,000 keys."""
+    text = " ".join(RULES[RULES.index("CeleryLockQueueStopped") :].split())
+    assert "`celery -A app locks list --sort waiting --limit 20` shows the locks with most" in text
+
+
 def test_the_rules_fire_when_they_should():
     promtool("test", "rules", str(MONITORING / "alerts_test.yml"))
 
