@@ -358,7 +358,10 @@ def _check_flow_for_quorum(task_name: str, options: LockOptions, several: str) -
 def _warn_of_idle(task_name: str, attributes: Mapping[str, Any], options: LockOptions) -> None:
     """Warn of options that the task declares and that have no effect."""
     idle: dict[str, str] = {}
-    if options.on_conflict in {"skip", "fail"}:
+    rates = options.rate or rates_in(attributes.get("lock_keys"))
+    has_rate = bool(rates) or is_computed(attributes.get("lock_rate"))
+    parks_above_rate = has_rate and options.on_rate == "park"
+    if options.on_conflict in {"skip", "fail"} and not parks_above_rate:
         reason = f'with lock_on_conflict="{options.on_conflict}" it never waits{_LEAVE_OUT}'
         idle = dict.fromkeys(("lock_wait_timeout", "lock_max_waiting", "lock_on_full"), reason)
     elif options.on_conflict == "requeue":
@@ -374,9 +377,7 @@ def _warn_of_idle(task_name: str, attributes: Mapping[str, Any], options: LockOp
     if not options.preempts:
         reason = 'it needs lock_on_conflict="preempt". Add that, or leave this out'
         idle |= dict.fromkeys(("lock_preempt_grace", "lock_preempt_max"), reason)
-    rates = options.rate or rates_in(attributes.get("lock_keys"))
-    has_rate = bool(rates) or is_computed(attributes.get("lock_rate"))
-    idle |= _idle_flow(options, has_rate=has_rate)
+    idle |= _idle_flow(options, has_rate=has_rate, parks_above_rate=parks_above_rate)
     for option, reason in idle.items():
         if attributes.get(option) is not None:
             value = attributes[option]
@@ -384,7 +385,7 @@ def _warn_of_idle(task_name: str, attributes: Mapping[str, Any], options: LockOp
             warnings.warn(msg, ConfigurationWarning, stacklevel=4)
 
 
-def _idle_flow(options: LockOptions, *, has_rate: bool) -> dict[str, str]:
+def _idle_flow(options: LockOptions, *, has_rate: bool, parks_above_rate: bool) -> dict[str, str]:
     idle: dict[str, str] = {}
     if options.fair_by is None:
         reason = 'without lock_fair_by there are no groups. Add lock_fair_by="{tenant}"'
@@ -396,7 +397,6 @@ def _idle_flow(options: LockOptions, *, has_rate: bool) -> dict[str, str]:
     if options.debounce is None:
         reason = "without lock_debounce no call settles. Add lock_debounce=5"
         idle |= dict.fromkeys(("lock_debounce_max", "lock_debounce_first"), reason)
-    parks_above_rate = has_rate and options.on_rate == "park"
     if options.on_conflict not in {"park", "preempt", "wait"} and not parks_above_rate:
         reason = f'with lock_on_conflict="{options.on_conflict}" it is in no queue{_LEAVE_OUT}'
         idle["lock_priority"] = reason

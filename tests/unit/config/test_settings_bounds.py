@@ -7,7 +7,7 @@ import warnings
 import pytest
 from celery import Celery, _state
 
-from celery_singleton_lock import LockedTask
+from celery_singleton_lock import Limit, LockedTask
 from celery_singleton_lock.config.app_settings import is_eager, parse_settings
 from celery_singleton_lock.config.call_options import check_names
 from celery_singleton_lock.config.option_checks import ConfigurationWarning
@@ -146,6 +146,8 @@ LEAVE_OUT = ". Leave one of the two out"
 NEVER_WAITS = f'with lock_on_conflict="{{}}" it never waits{LEAVE_OUT}'
 NO_QUEUE = f'with lock_on_conflict="requeue" it is never in a queue{LEAVE_OUT}'
 NEVER_FULL = "without lock_max_waiting its queue is never full. Add lock_max_waiting="
+TIMEOUT = {"lock_wait_timeout": 5}
+PATIENT = {**TIMEOUT, "lock_max_waiting": 5, "lock_on_full": "skip"}  # matters above a rate
 REQUEUE = 'it needs lock_on_conflict="requeue". Add that, or leave this out'
 
 
@@ -171,6 +173,19 @@ REQUEUE = 'it needs lock_on_conflict="requeue". Add that, or leave this out'
         ({"lock_on_conflict": "requeue", "lock_requeue_delay": 2, "lock_requeue_max": 3}, {}),
         ({"lock_on_conflict": "skip", "lock_wait_timeout": None}, {}),
         ({"lock_max_waiting": 5, "lock_on_full": "skip", "lock_wait_timeout": 5}, {}),
+        *(
+            ({**PATIENT, "lock_on_conflict": policy, **rate}, {})
+            for policy in ("skip", "fail")
+            for rate in (
+                {"lock_rate": "100/m"},
+                {"lock_rate": "{rate}"},
+                {"lock_keys": {"crm": Limit(1, rate="100/m")}},
+            )
+        ),
+        (
+            {"lock_on_conflict": "skip", "lock_rate": "9/m", "lock_on_rate": "fail", **TIMEOUT},
+            {"lock_wait_timeout": NEVER_WAITS.format("skip")},
+        ),
     ],
 )
 def test_an_option_that_can_never_matter_is_warned_of_with_the_reason(declared, idle):
