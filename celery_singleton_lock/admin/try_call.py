@@ -11,6 +11,7 @@ from celery_singleton_lock.admin.silent_holders import with_silent_holders
 from celery_singleton_lock.admin.why_sentences import named, seconds
 from celery_singleton_lock.config.settings import LockOptions
 from celery_singleton_lock.core.conflict_policy import Facts, Outcome, outcome_of
+from celery_singleton_lock.core.fair_group import Group
 from celery_singleton_lock.core.lock_mode import ENFORCE
 from celery_singleton_lock.core.lock_set import Key
 from celery_singleton_lock.core.lock_view import Holder, LockView, WaitsFor
@@ -39,7 +40,7 @@ class LockNow:
         held: number of holders.
         waiting: number of waiters.
         waits_for: what the call would wait for (``redis``, ``pause``, ``holder``, ``rate``,
-            ``queue``); empty if it would get the lock.
+            ``group``, ``queue``); empty if it would get the lock.
         told: the state of the lock, as text that follows "is".
         holders: the holders of the lock.
     """
@@ -126,10 +127,16 @@ def try_call(
     views = [
         (with_silent_holders(store, store.inspect(key.name, waiters=0)), key.limit) for key in keys
     ]
-    locks = tuple(_now(view, limit or options.limit) for view, limit in views)
+    locks = tuple(_now(view, limit or options.limit, options.group) for view, limit in views)
     if options.mode != ENFORCE:
         told = f"It would start at once, without a lock: its mode is {options.mode}."
         return Forecast(Outcome.RUN_UNLOCKED.value, told, locks=locks)
+    if options.debounce is not None and options.debounce_first == "wait":
+        told = (
+            f"It would settle for {seconds(options.debounce)}, and a later call may replace it "
+            f"meanwhile (lock_debounce). Then it would queue for {locks[0].name!r}."
+        )
+        return Forecast(Outcome.PARK.value, told, locks[0].name, locks=locks)
     at = next((n for n, lock in enumerate(locks) if lock.waits_for), None)
     if at is None:
         under = f"{locks[0].name!r}" if len(locks) == 1 else f"all {len(locks)} locks"
@@ -153,18 +160,18 @@ def try_call(
 _QUEUED: Final = frozenset({Outcome.PARK.value, Outcome.WAIT.value})
 
 
-def _now(view: LockView, wanted: int) -> LockNow:
-    """Return a lock as a call with this limit finds it."""
+def _now(view: LockView, wanted: int, group: Group | None) -> LockNow:
+    """Return a lock as a call with this limit and group finds it."""
     waiting = view.waiting + view.adrift
     idle = not view.holders and not waiting
     own = idle or view.limit_computed
     limit = view.limit if view.limit_set else wanted if own else min(view.limit or wanted, wanted)
     held = len(view.holders)
-    reason, told = _reason(view, held, limit)
+    reason, told = _reason(view, held, limit, group)
     return LockNow(view.name, limit, held, waiting, reason, told, view.holders)
 
 
-def _reason(view: LockView, held: int, limit: int) -> tuple[str, str]:
+def _reason(view: LockView, held: int, limit: int, group: Group | None) -> tuple[str, str]:
     """Return what a call would wait for, and the state of the lock as it follows "is"."""
     if view.waits_for is WaitsFor.REDIS:
         left = seconds(view.next_look)
@@ -181,7 +188,18 @@ def _reason(view: LockView, held: int, limit: int) -> tuple[str, str]:
             f", and the next one may start in {seconds(view.next_look)}" if view.next_look else ""
         )
         return WaitsFor.RATE.value, f"above its rate ({', '.join(map(str, view.rates))}){later}"
-    if held + view.waiting >= limit:
+    return _reason_in_queue(view, held, limit, group)
+
+
+def _reason_in_queue(view: LockView, held: int, limit: int, group: Group | None) -> tuple[str, str]:
+    """As :func:`_reason`, for a lock that has a free permit and is below its rate."""
+    if group is not None and group.limit is not None:
+        mine = sum(holder.group == group.name for holder in view.holders)
+        if mine >= group.limit:
+            told = f"free, but the group {group.name!r} holds as many permits as it may"
+            return WaitsFor.GROUP.value, f"{told} (lock_fair_limit)"
+    passes_all = view.waits_for is WaitsFor.GROUP  # the groups that wait are at their limits
+    if not passes_all and held + view.waiting >= limit:
         return WaitsFor.QUEUE.value, f"free, and {number_of(view.waiting, 'waiter')} before"
     return "", "free"
 

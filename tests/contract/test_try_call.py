@@ -6,11 +6,14 @@ import pytest
 
 from celery_singleton_lock.admin.try_call import try_call
 from celery_singleton_lock.config.settings import LockOptions
+from celery_singleton_lock.core.fair_group import Group
 from celery_singleton_lock.core.lock_set import Key
 from celery_singleton_lock.core.model import Claim, Owner
 from celery_singleton_lock.core.owner_token import new_token
+from celery_singleton_lock.core.rate import packed
 from celery_singleton_lock.store.operator.base import Operator
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
+from support.waiters import hold as held
 from support.waiters import park
 
 pytestmark = pytest.mark.contract
@@ -144,3 +147,45 @@ def test_it_changes_nothing(store):
     tried(store, Key("new"), Key(NAME))
     tried(store, max_waiting=1, on_full="replace")
     assert dump() == before
+
+
+def in_group(name, limit=1):
+    return packed((), group=Group(name, limit))
+
+
+def test_a_group_at_its_limit_waits_although_a_permit_is_free(store):
+    store.worker_heartbeat("w#1", "R", ["q"], 600, tasks=[TASK])
+    held(store, NAME, limit=3, flow=in_group("acme"))
+    acme, other = ({"limit": 3, "fair_by": name, "fair_limit": 1} for name in ("acme", "other"))
+    found = tried(store, **acme)
+    assert (found.outcome, found.locks[0].waits_for) == ("park", "group")
+    assert found.sentence == (
+        "It would be parked, as the 1st in the queue: 'account:42' is free, but the group 'acme' "
+        "holds as many permits as it may (lock_fair_limit)."
+    )
+    assert tried(store, **acme, on_conflict="skip").outcome == "skip"
+    assert tried(store, **other).outcome == "run"
+
+
+def test_a_call_passes_the_tasks_of_a_group_at_its_limit(store):
+    store.worker_heartbeat("w#1", "R", ["q"], 600, tasks=[TASK])
+    held(store, NAME, limit=3, flow=in_group("acme"))
+    for _ in range(4):
+        park(store, NAME, limit=3, flow=in_group("acme"))
+    assert tried(store, limit=3, fair_by="acme", fair_limit=1).rank == 5
+    assert tried(store, limit=3, fair_by="other", fair_limit=1).outcome == "run"
+    assert tried(store, limit=3).outcome == "run"
+    other = held(store, NAME, limit=3, flow=in_group("other"))
+    assert {holder.token for holder in store.inspect(NAME).holders} >= {other.token}
+
+
+def test_a_call_with_debounce_settles_though_the_lock_is_free(store):
+    found = tried(store, debounce=5.0)
+    assert (found.outcome, found.lock, found.rank) == ("park", NAME, 0)
+    assert found.sentence == (
+        "It would settle for 5.0 s, and a later call may replace it meanwhile (lock_debounce). "
+        "Then it would queue for 'account:42'."
+    )
+    hold(store)
+    assert tried(store, debounce=5.0, max_waiting=0).sentence == found.sentence
+    assert tried(store, debounce=5.0, mode="off").outcome == "run-unlocked"
