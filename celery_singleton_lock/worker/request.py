@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import cached_property, partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
@@ -49,6 +49,7 @@ from celery_singleton_lock.worker.message_stage import (
 )
 from celery_singleton_lock.worker.not_started import NotStarted
 from celery_singleton_lock.worker.preempted import LockPreempted, preempted_at
+from celery_singleton_lock.worker.turn_at_broker import TurnAtBroker
 
 if TYPE_CHECKING:
     from celery_singleton_lock.config.call_options import Call
@@ -202,8 +203,8 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
     """Whether Celery cancels it: after a lost connection, or in a cold shutdown."""
     after_pool: Callable[[Callable[[], None]], None] | None = None
     """Makes a call after the pool has its next task. None: acknowledge a success at once."""
-    turn_at_broker: ClassVar[AbstractContextManager[Any]] = nullcontext()
-    """Entered for each acknowledgement; greenlets wait here for those of others."""
+    turn_at_broker: ClassVar[TurnAtBroker | type[nullcontext[None]]] = nullcontext
+    """Returns a context for an acknowledgement; greenlets wait there for those of others."""
     _delayed_calls: list[Callable[[], None]] | None = None
 
     def __init__(self, message: Any, **kwargs: Any) -> None:
@@ -397,7 +398,7 @@ class LockedRequest(Request):  # type: ignore[misc]  # celery is untyped
         fails, since another greenlet reads from the connection; the main loop does it later.
         """
         try:
-            with self.turn_at_broker:
+            with self.turn_at_broker():
                 acknowledge(*args)
         except self._connection_errors as error:
             logger.warning("%s may be delivered again, it was not acknowledged: %r", self, error)

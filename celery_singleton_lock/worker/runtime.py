@@ -53,19 +53,13 @@ from celery_singleton_lock.worker.redelivery import (
 )
 from celery_singleton_lock.worker.request import LockedRequest
 from celery_singleton_lock.worker.request_reader import RequestReader
+from celery_singleton_lock.worker.turn_at_broker import TurnAtBroker
 
 FINISH_PARKING: Final = 0.5
 """Seconds for which a worker that stops waits until Redis has what is being parked."""
 
 FLUSH: Final = 2.0
 """Most seconds for which a worker that exits waits for the agent."""
-
-ACKS_AT_ONCE: Final = 4
-"""Most messages that greenlets acknowledge at once.
-
-Kombu has ten connections to a Redis broker. If its consumer finds none, Celery reconnects, and the
-message that the consumer has just taken is lost.
-"""
 
 _clock = SystemClock()
 
@@ -199,7 +193,7 @@ class Runtime:
         if self.kind in ("solo", *GREEN):  # tasks run in the process of the dispatcher
             extension.announce = partial(guarded, self.dispatcher.pool_callbacks.on_notice)
         if self.kind in GREEN:
-            LockedRequest.turn_at_broker = threading.BoundedSemaphore(ACKS_AT_ONCE)
+            LockedRequest.turn_at_broker = TurnAtBroker(self.kind)
         consumer.on_task_request = self.dispatcher
         self._on_decode_error = consumer.on_decode_error
         consumer.on_decode_error = self._undecodable
