@@ -3,7 +3,9 @@
 ``python exporter.py`` serves http://localhost:9540/metrics. CELERY_BROKER_URL is the broker of the
 workers, and LOCKS_URL their singleton_lock_backend, if they have one. If their
 broker_transport_options have a global_keyprefix, queue_name_prefix or master_name, give these as
-JSON in BROKER_TRANSPORT_OPTIONS: parked tasks of another broker are not counted.
+JSON in BROKER_TRANSPORT_OPTIONS: parked tasks of another broker are not counted. If they have a
+singleton_lock_prefix, give it as LOCKS_PREFIX: those of another prefix are not counted, either.
+LOCKS_OPTIONS is the JSON of their singleton_lock_backend_options.
 """
 
 from __future__ import annotations
@@ -19,11 +21,14 @@ from celery_singleton_lock.metrics import export
 
 BROKER = os.environ.get("CELERY_BROKER_URL", "redis://localhost:6379/0")
 OPTIONS = json.loads(os.environ.get("BROKER_TRANSPORT_OPTIONS", "{}"))
+LOCKS_OPTIONS = json.loads(os.environ.get("LOCKS_OPTIONS", "{}"))
 
 if __name__ == "__main__":
     app = Celery("exporter", broker=BROKER)
     app.conf.broker_transport_options = OPTIONS
     app.conf.singleton_lock_backend = os.environ.get("LOCKS_URL")
+    app.conf.singleton_lock_backend_options = LOCKS_OPTIONS
+    app.conf.singleton_lock_prefix = os.environ.get("LOCKS_PREFIX", "csl")
     registry = CollectorRegistry()
     export(app, registry)
     start_http_server(int(os.environ.get("PORT", "9540")), registry=registry)

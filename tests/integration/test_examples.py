@@ -20,6 +20,7 @@ from celery_singleton_lock.config.url_text import realm_of
 from celery_singleton_lock.core.model import Claim, Owner
 from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.parked_message import MessageToPark
+from celery_singleton_lock.core.redis_keys import Keyspace
 from celery_singleton_lock.store.redis.sync import RedisStore
 from support.waiting import eventually
 from support.workers import CeleryWorker
@@ -223,18 +224,19 @@ def test_transfers_between_accounts_lose_no_money(worker, environment):
 
 
 @pytest.mark.parametrize(
-    ("broker", "options"),
+    ("broker", "options", "prefix"),
     [
-        ("amqp://guest:guest@localhost:1//", {}),
-        ("redis://localhost:1/0", {"global_keyprefix": "shop:"}),
+        ("amqp://guest:guest@localhost:1//", {}, ""),
+        ("redis://localhost:1/0", {"global_keyprefix": "shop:"}, ""),
+        ("redis://localhost:1/0", {}, "shop"),
     ],
 )
 def test_the_exporter_counts_parked_tasks_of_the_broker_of_the_workers(
-    redis_url, redis_client, tmp_path, broker, options
+    redis_url, redis_client, tmp_path, broker, options, prefix
 ):
-    """It could not be told of RabbitMQ, nor of a prefix: an autoscaler saw no parked task."""
+    """It could not be told of RabbitMQ, nor of prefixes: an autoscaler saw no parked task."""
     queue = tmp_path.name
-    store, key = RedisStore(redis_client), f"k:{queue}"
+    store, key = RedisStore(redis_client, Keyspace(prefix or "csl")), f"k:{queue}"
     store.acquire(Owner(new_token(), "1/0/0", "settle", "w"), Claim(key))
     waits = Owner(new_token(), "2/0/0", "settle", "w")
     with Celery(broker=broker, set_as_current=False) as app:
@@ -243,11 +245,26 @@ def test_the_exporter_counts_parked_tasks_of_the_broker_of_the_workers(
     port = free_port()
     given = {"CELERY_BROKER_URL": broker, "LOCKS_URL": redis_url, "PORT": str(port)}
     given["BROKER_TRANSPORT_OPTIONS"] = json.dumps(options)
+    if prefix:
+        given["LOCKS_PREFIX"] = prefix
     command = [sys.executable, EXAMPLES / "monitoring" / "exporter.py"]
     with subprocess.Popen(command, env={**os.environ, **given}) as exporter:
         try:
             told = f'celery_lock_parked{{queue="{queue}"}} 1.0'
             eventually(lambda: told in served(port), 30)
+        finally:
+            exporter.kill()
+
+
+def test_the_exporter_reads_the_locks_of_a_master_behind_sentinels():
+    """It had no master_name for them: each scrape failed, and no alert of the fleet could fire."""
+    port = free_port()
+    given = {"CELERY_BROKER_URL": "amqp://localhost:1//", "LOCKS_URL": "sentinel://localhost:1/0"}
+    given |= {"LOCKS_OPTIONS": json.dumps({"master_name": "mymaster"}), "PORT": str(port)}
+    command = [sys.executable, EXAMPLES / "monitoring" / "exporter.py"]
+    with subprocess.Popen(command, env={**os.environ, **given}) as exporter:
+        try:
+            eventually(lambda: "celery_lock_fleet_up 0.0" in served(port), 30)
         finally:
             exporter.kill()
 
