@@ -19,6 +19,7 @@ import os
 from collections.abc import Callable
 from typing import Any, Final
 
+from celery.worker import state
 from celery.worker.state import task_ready, task_reserved
 
 from celery_singleton_lock.config.settings import LockOptions
@@ -182,6 +183,8 @@ class Dispatcher:
         try:
             self._take(request)
         except Exception as error:
+            if state.should_terminate is not None:
+                raise  # it may be one of Celery's signal handler: the broker delivers it again
             logger.exception("celery-singleton-lock could not handle %s", request)
             self._send(request, self._failing(request, error))
         return None
