@@ -34,8 +34,14 @@ HEARTBEAT: Final = LIVENESS / 3
 AFTER_LEASE: Final = 0.01
 """Seconds after the end of a holder's lease at which the first waiter asks again."""
 
+AFTER_START: Final = 0.002
+"""Seconds after the time of the next start at which the first waiter asks again."""
+
 STAGGER: Final = 0.05
 """Seconds by which each waiter asks later than the waiter before it, so that only one sweeps."""
+
+TICK: Final = 0.1
+"""Seconds by which Redis may end a blocking read too late, with its default of hz 10."""
 
 NAP: Final = 0.25
 """Seconds between two requests while there is no connection on which to block."""
@@ -71,6 +77,7 @@ class LockWait:
     Attributes:
         asked: monotonic time of the last request.
         pause: seconds of the next wait.
+        punctual: whether that wait ends at the time of the next start, which a rate gives.
         has_waited: whether it was in the queue. If it does not ask in time, it is removed, and a
             copy of its message may run.
     """
@@ -89,6 +96,7 @@ class LockWait:
         self.blocking = blocking
         self.deadline: float = math.inf if timeout is None else clock.monotonic() + timeout
         self.pause: float = 0.0
+        self.punctual: bool = False
         self.asked: float = -math.inf
         self.has_waited: bool = False
         self._queued = False
@@ -130,6 +138,7 @@ class LockWait:
         self._queued = self.has_waited = True
         left = self.deadline - self.clock.monotonic()
         self.pause = max(0.01, min(left, HEARTBEAT, _look_after(reply)))
+        self.punctual = reply.next_start > 0
         return Step.CANCEL if left <= 0 else Step.WAIT
 
     def _begin_again(self) -> Step:
@@ -145,10 +154,13 @@ class LockWait:
 
 
 def _look_after(reply: Reply) -> float:
-    """Return the seconds until a waiter of this rank asks whether a holder's lease has ended."""
+    """Return the seconds until a waiter of this rank asks whether it may start by now."""
     if reply.next_look <= 0:
         return HEARTBEAT
-    return reply.next_look + AFTER_LEASE + STAGGER * max(0, reply.rank - 1)
+    behind = max(0, reply.rank - 1)
+    if reply.next_start:
+        return reply.next_start + AFTER_START + min(STAGGER, reply.next_start) * behind
+    return reply.next_look + AFTER_LEASE + STAGGER * behind
 
 
 # --- the plan ---------------------------------------------------------------------------
@@ -231,13 +243,22 @@ def _ask(step: Step, wait: LockWait, owner: Owner, claim: Claim) -> Plan[Request
 
 
 def _wake(wait: LockWait, name: str) -> Plan[Request, bool]:
-    """Block until woken, or until the pause is over; return whether it was woken."""
-    token, pause = wait.token, wait.pause
+    """Block until woken, or until the pause is over; return whether it was woken.
+
+    The last part of a punctual wait is spent outside Redis, which ends a blocking read too late.
+    """
+    token, until = wait.token, wait.clock.monotonic() + wait.pause
+    block = wait.pause - TICK if wait.punctual else wait.pause
     try:
-        return bool((yield Rest(pause, lambda store: store.wait(name, token, pause))))
+        if block > 0 and (yield Rest(block, lambda store: store.wait(name, token, block))):
+            return True
     except BackendUnreachable:
-        yield Rest(min(pause, NAP))
+        yield Rest(min(wait.pause, NAP))
         return False
+    left = min(TICK, until - wait.clock.monotonic())
+    if wait.punctual and left > 0:
+        yield Rest(left)
+    return False
 
 
 def in_thread(store: LockStore) -> Callable[[Request], Any]:
