@@ -620,7 +620,7 @@ def _without_taker(store: RedisAdminStore, each: Waiting) -> str:
     if each.state in TO_END:
         return printable(f"{told}, to end {each.task!r}, which is {each.state}")
     back = f"send {each.task!r} back to run without a lock ({drain_command(each)})"
-    return printable(f"{told}, or {back}")
+    return printable(f"{told}, or {back}; a worker without the task would discard it")
 
 
 def _drift(store: RedisAdminStore) -> Check:

@@ -94,8 +94,8 @@ def _no_taker(me: Waiting, takers: Takers) -> str:
 
 _SEND: Final = "send such tasks back"
 _SENT_BACK: Final = (
-    "A worker that has it as a plain task sends it back by itself after 5 s; locks pause prevents "
-    "that"
+    "A worker without the task would discard them; one that has it as a plain task sends it back "
+    "by itself after 5 s; locks pause prevents that"
 )
 
 

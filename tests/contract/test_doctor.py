@@ -262,7 +262,8 @@ def test_doctor_names_drain_for_parked_tasks_that_live_workers_know_as_plain_one
     told = (
         "3 parked tasks wait for a worker: old-1 consumes the queue 'q' and does not declare "
         "'app.task' as a LockedTask: deploy the version that does, or send 'app.task' back to run "
-        "without a lock (locks drain --queue q --task app.task)"
+        "without a lock (locks drain --queue q --task app.task); a worker without the task would "
+        "discard it"
     )
     assert doctor._parked(store) == Check("parked", Health.WARN, told)
     store.worker_heartbeat("new-1#a1", "R", ["q"], 600, tasks=["app.task"])
@@ -321,6 +322,7 @@ def test_doctor_names_the_queue_of_parked_tasks_that_no_live_worker_consumes(sto
     told = (
         "1 parked task waits for a worker: no live worker with locks consumes the queue 'q': start "
         "one, or send 'app.task' back to run without a lock (locks drain --queue q --task app.task)"
+        "; a worker without the task would discard it"
     )
     assert doctor._parked(store) == Check("parked", Health.WARN, told)
 

@@ -127,8 +127,8 @@ def test_a_message_without_a_consumer_names_the_missing_queue(store):
 LOCKS_NOT = (
     "worker-2 consumes the queue 'q' and does not declare 'bank.tasks.settle' as a LockedTask: "
     "deploy the version that does, or send such tasks back to run without a lock (locks drain "
-    "--queue q --task bank.tasks.settle). A worker that has it as a plain task sends it back by "
-    "itself after 5 s; locks pause prevents that"
+    "--queue q --task bank.tasks.settle). A worker without the task would discard them; one that "
+    "has it as a plain task sends it back by itself after 5 s; locks pause prevents that"
 )
 
 
@@ -138,7 +138,10 @@ def plain_worker(store, name="worker-2#a1b2c3"):
 
 
 def test_why_names_the_worker_that_knows_the_task_only_as_a_plain_one(store):
-    """After a rollback: to start another worker of that version would not help."""
+    """After a rollback: to start another worker of that version would not help.
+
+    After a renaming to drain would lose the tasks: such a worker discards them.
+    """
     plain_worker(store)
     park(store, "me")
     answer = why(store, "me")
