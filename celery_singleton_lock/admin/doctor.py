@@ -591,7 +591,7 @@ def _parked(store: RedisAdminStore) -> Check:
             page = store.list_waiters(lock.name, "adrift").waiting if adrift else ()
             ends = _not_ended(store, lock.name) if lock.aside else []
             total += len(ends)
-            late = (each for each in (*page, *ends) if each.since >= NEGLECTED)
+            late = filter(_is_neglected, (*page, *ends))
             kinds.update(((e.realm, e.queue, e.task), e) for e in late)
     told = islice(filter(None, (_without_taker(store, each) for each in kinds.values())), NAMED)
     examples = "; ".join(told)
@@ -600,6 +600,11 @@ def _parked(store: RedisAdminStore) -> Check:
     verb = "waits" if total == 1 else "wait"
     told_all = f"{number_of(total, 'parked task')} {verb} for a worker: {examples}"
     return Check("parked", Health.WARN, told_all)
+
+
+def _is_neglected(each: Waiting) -> bool:
+    """Each attempt to send it to the broker resets ``since``, and doubles the pause."""
+    return max(each.since, each.publish_pause) >= NEGLECTED
 
 
 def _not_ended(store: RedisAdminStore, name: str) -> list[Waiting]:

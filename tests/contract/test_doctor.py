@@ -327,6 +327,17 @@ def test_doctor_names_the_queue_of_parked_tasks_that_no_live_worker_consumes(sto
     assert doctor._parked(store) == Check("parked", Health.WARN, told)
 
 
+def test_doctor_names_tasks_that_a_worker_without_them_has_just_put_back(store):
+    """After a renaming it was content for 64 of the first 66 seconds: see worker.republish."""
+    store.worker_heartbeat("w#a1", "R", ["q"], 600, tasks=["app.renamed"])
+    park(store, "k")
+    for _ in range(4):
+        let_pass(store, 9)
+        (stray,) = store.sweep_and_grant("k", worker="w#a1", realm="R", patience=5)
+        store.record_publish_result("k", stray.seal, [stray.token], sent=False)
+    assert doctor._parked(store).health is Health.WARN
+
+
 def test_doctor_names_the_queue_of_tasks_that_no_live_worker_ends(store):
     """As after a change of the broker: nobody would store their results."""
     store.worker_heartbeat("w#a1", "R", ["other"], 600)

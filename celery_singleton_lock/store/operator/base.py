@@ -148,6 +148,8 @@ class Waiting(NamedTuple):
         settles_for: seconds after which it queues, unless a later call replaces it
             (``lock_debounce``); 0 if it does not settle.
         comes_again: whether a worker has given it back instead of ending it with a result.
+        publish_pause: seconds until it is sent to the broker again, if that fails: no live worker
+            takes it. It doubles each time; 0: a worker takes it.
     """
 
     lock: str
@@ -175,6 +177,7 @@ class Waiting(NamedTuple):
     unique: str = ""
     settles_for: float = 0.0
     comes_again: bool = False
+    publish_pause: float = 0.0
 
     @property
     def arrival(self) -> int:

@@ -139,6 +139,7 @@ def waiting_of(  # noqa: PLR0917  # in the order of a page
         unique=replies.unique_in(rec),
         settles_for=max(0.0, (until - now_ms) / 1000) if state == SETTLING else 0.0,
         comes_again=bool(rec.get("offer_every")),
+        publish_pause=replies.seconds(rec.get("publish_every") or 0),
     )
 
 
