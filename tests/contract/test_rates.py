@@ -821,3 +821,47 @@ def test_a_list_says_what_may_hold_the_waiters_of_a_free_permit_back(redis_clien
         "plain": (False, False),
         "ruled": (True, False),
     }
+
+
+def learned_by_waiter(store, release):
+    """Return why a waiter waits, and for how long, once the holder of its lock has released it."""
+    claim = claim_with("1/m")
+    holder, waiter = Owner(new_token()), Owner(new_token())
+    store.acquire(holder, claim)
+    assert store.acquire(waiter, claim, wait=60.0).waits_for is WaitsFor.HOLDER
+    release(holder.token)
+    assert store.wait("k", waiter.token, 5.0)
+    reply = store.claim(waiter, "k", 30.0)
+    assert reply.verdict is Verdict.WAITING
+    return reply.waits_for, reply.next_start
+
+
+def test_a_waiter_learns_of_the_rate_when_the_holder_ends(redis_client):
+    """It asked 3.3 s later: a lock with a rate of 1/s started every 3.4 s."""
+    store = RedisStore(redis_client)
+    reason, left = learned_by_waiter(store, lambda token: store.release("k", token, Ending.FINAL))
+    assert reason is WaitsFor.RATE
+    assert 50 < left <= 60
+
+
+def test_a_waiter_learns_that_the_holder_has_closed_the_lock(redis_client):
+    store = RedisStore(redis_client)
+
+    def close_and_release(token):
+        store.close_for("k", 100.0, "429")
+        store.release("k", token, Ending.FINAL)
+
+    reason, left = learned_by_waiter(store, close_and_release)
+    assert reason is WaitsFor.PAUSE
+    assert 90 < left <= 100
+
+
+def test_a_waiter_behind_the_next_holder_is_not_woken(redis_client):
+    store, claim = RedisStore(redis_client), claim_with("9/s")
+    holder, following, last = (Owner(new_token()) for _ in range(3))
+    store.acquire(holder, claim)
+    for waiter in (following, last):
+        store.acquire(waiter, claim, wait=60.0)
+    store.release("k", holder.token, Ending.FINAL)
+    lists = [Keyspace().wake("k", waiter.token) for waiter in (following, last)]
+    assert [redis_client.llen(each) for each in lists] == [1, 0]

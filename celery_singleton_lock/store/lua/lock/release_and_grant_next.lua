@@ -82,6 +82,12 @@ elseif where then
 end
 sweep(own)
 grant_waiters(own)
+local head = where == 'holder' and redis.call('ZRANGE', queue, 0, 0)[1]
+local first = head and load(head)
+if first and not first.parked then -- it waits for no holder any more, and has to learn until when it waits
+  local reason, till = waits_for(nil, first)
+  if till and (reason == 'rate' or reason == 'pause') then wake(head) end
+end
 finish()
 local wanted = ending == 'offer' or ending == 'again' or ending == 'later' -- it must run again
 return answer(verdict, token, rec, wanted and not rec and not has_trace(token))
