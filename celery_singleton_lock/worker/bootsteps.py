@@ -131,6 +131,7 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is 
         if self.runtime is not None and sender in (None, self.runtime.consumer.controller):
             runtime, self.runtime = self.runtime, None
             worker_shutdown.disconnect(self._on_worker_shutdown)
+            runtime.loop_channel.handle_notices()  # of processes that could not release their locks
             runtime.shut()
             runtime.loop_channel.close()
             for path in (PATH, interrupt.PATH):

@@ -15,6 +15,7 @@ from celery_singleton_lock.admin.doctor import Health, examine
 from celery_singleton_lock.admin.why import why
 from celery_singleton_lock.cli import locks as locks_command
 from celery_singleton_lock.core.model import SCHEMA
+from celery_singleton_lock.demo.redis_server import RedisServer
 from celery_singleton_lock.errors import BackendUnreachable
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from integration.book import LONG_LEASE, SAFE_LEASE, Book, needs_pool
@@ -531,6 +532,46 @@ def test_T17_a_release_that_redis_missed_is_repeated_when_it_answers_again(book,
             assert book.value(behind) == 2
             book.await_free(task)
             book.await_free("second")
+            assert len(book.starts(id=ends_unheard)) == 1
+
+
+@pytest.mark.needs_real_redis("data over a restart")
+def test_T17_a_worker_that_celery_ends_repeats_a_release_that_redis_missed(
+    redis_provider, tmp_path
+):
+    """Broker and locks are in one Redis. If it restarts, Celery 5.7 ends its loop.
+
+    The worker did not read that a process could not release its lock. So the next task waited
+    for the rest of the lease, and the first one ran again.
+    """
+    conf = {"singleton_lock_lease": 60.0, "task_ignore_result": True}
+    with (
+        RedisServer(redis_provider) as redis,
+        Book(redis.url, tmp_path, conf=conf) as book,
+    ):
+        with book.worker(concurrency=2) as worker:
+            book.start_holder("act_lost")
+            ends_unheard = book.send("act_lost", "act_lost", hold="act_lost-1")
+            book.await_waiting("act_lost", 1)
+            book.open("act_lost-0")
+            book.started(ends_unheard)
+            book.started(book.send("act_late", "other", hold="other-0"))  # is not acknowledged yet
+            behind = book.send("act", "act_lost", 2)
+            book.await_waiting("act_lost", 1)
+            with redis.client() as client:
+                client.save()
+            redis.kill()
+            outcomes = ("Unrecoverable error", "Trying again in")
+            eventually(lambda: any(each in worker.log() for each in outcomes))
+            if outcomes[0] not in worker.log():
+                pytest.skip("this Celery connects again")
+            book.open("other-0")
+            book.open("act_lost-1")
+            worker.await_log("could not release")
+            redis.start()
+            worker.wait()
+        with book.worker(concurrency=2):
+            book.started(behind)
             assert len(book.starts(id=ends_unheard)) == 1
 
 

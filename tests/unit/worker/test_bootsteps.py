@@ -16,9 +16,11 @@ def test_a_cold_shutdown_gives_back_what_the_worker_has():
     step.runtime = SimpleNamespace(
         consumer=consumer,
         shut=lambda: done.append("shut"),
-        loop_channel=SimpleNamespace(close=lambda: done.append("closed")),
+        loop_channel=SimpleNamespace(
+            handle_notices=lambda: done.append("heard"), close=lambda: done.append("closed")
+        ),
     )
     step.shutdown(consumer)
-    assert done == ["shut", "closed"]
+    assert done == ["heard", "shut", "closed"]
     step._on_worker_shutdown(controller)
-    assert done == ["shut", "closed"]
+    assert done == ["heard", "shut", "closed"]
