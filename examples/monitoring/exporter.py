@@ -20,15 +20,15 @@ from prometheus_client import CollectorRegistry, start_http_server
 from celery_singleton_lock.metrics import export
 
 BROKER = os.environ.get("CELERY_BROKER_URL", "redis://localhost:6379/0")
-OPTIONS = json.loads(os.environ.get("BROKER_TRANSPORT_OPTIONS", "{}"))
-LOCKS_OPTIONS = json.loads(os.environ.get("LOCKS_OPTIONS", "{}"))
+OPTIONS = json.loads(os.environ.get("BROKER_TRANSPORT_OPTIONS") or "{}")
+LOCKS_OPTIONS = json.loads(os.environ.get("LOCKS_OPTIONS") or "{}")
 
 if __name__ == "__main__":
     app = Celery("exporter", broker=BROKER)
     app.conf.broker_transport_options = OPTIONS
-    app.conf.singleton_lock_backend = os.environ.get("LOCKS_URL")
+    app.conf.singleton_lock_backend = os.environ.get("LOCKS_URL") or None
     app.conf.singleton_lock_backend_options = LOCKS_OPTIONS
-    app.conf.singleton_lock_prefix = os.environ.get("LOCKS_PREFIX", "csl")
+    app.conf.singleton_lock_prefix = os.environ.get("LOCKS_PREFIX") or "csl"
     registry = CollectorRegistry()
     export(app, registry)
     start_http_server(int(os.environ.get("PORT", "9540")), registry=registry)
