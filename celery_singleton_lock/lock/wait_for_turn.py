@@ -100,6 +100,7 @@ class LockWait:
         self.asked: float = -math.inf
         self.has_waited: bool = False
         self._queued = False
+        self._ask_by: float = math.inf
         self._rename = rename
 
     @property
@@ -114,6 +115,8 @@ class LockWait:
             case Verdict.GRANTED:
                 return self._granted(step)
             case Verdict.WAITING:
+                if step is Step.ASK:
+                    self._ask_by = self.clock.monotonic() + HEARTBEAT
                 return self._stay(reply)
             case Verdict.ABSENT:
                 return self._begin_again()
@@ -123,10 +126,15 @@ class LockWait:
                 return Step.STOP
 
     def waited(self, *, woken: bool) -> Step:
-        """Return what to do after a wait: claim the grant, ask again, or leave the queue."""
-        if woken:
+        """Return what to do after a wait: claim the grant, ask again, or leave the queue.
+
+        A claim without a grant does not keep the waiter queued. So one that is woken often, since
+        it is the next and waits for a rate, asks in time nevertheless.
+        """
+        out_of_time = self._out_of_time()
+        if woken and (out_of_time or self.clock.monotonic() < self._ask_by):
             return Step.CLAIM
-        return Step.CANCEL if self._out_of_time() else Step.ASK
+        return Step.CANCEL if out_of_time else Step.ASK
 
     def _granted(self, step: Step) -> Step:
         """Claim a grant that another client's script made; a direct grant needs no claim."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -31,6 +32,7 @@ from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.rate import ending_at_rate, packed, rates_of, waiting_or_ending
 from celery_singleton_lock.core.redis_keys import Keyspace
+from celery_singleton_lock.lock import wait_for_turn
 from celery_singleton_lock.lock.backends import _watchdogs
 from celery_singleton_lock.store.operator.base import Operator
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
@@ -865,3 +867,31 @@ def test_a_waiter_behind_the_next_holder_is_not_woken(redis_client):
     store.release("k", holder.token, Ending.FINAL)
     lists = [Keyspace().wake("k", waiter.token) for waiter in (following, last)]
     assert [redis_client.llen(each) for each in lists] == [1, 0]
+
+
+def test_the_first_waiter_keeps_its_place_though_each_release_wakes_it(
+    redis_client, pool, monkeypatch
+):
+    """It lost its place after ten seconds of releases, and started 20 to 40 s later."""
+    monkeypatch.setattr(wait_for_turn, "LIVENESS", 1.2)
+    monkeypatch.setattr(wait_for_turn, "HEARTBEAT", 0.4)
+    store, claim = RedisStore(redis_client), claim_with("6/4s", 6)
+    holders = [Owner(new_token()) for _ in range(6)]
+    for holder in holders:
+        assert store.acquire(holder, claim).verdict is Verdict.GRANTED
+
+    def use():
+        with Lock(redis_client, "k", rate="6/4s", limit=6):
+            pass
+
+    waiters = []
+    for number in (1, 2):
+        waiters.append(pool.submit(use))
+        eventually(lambda number=number: redis_client.zcard(KEYS.queue) == number)
+    in_order = redis_client.zrange(KEYS.queue, 0, -1)
+    for holder in holders:
+        time.sleep(0.3)  # the releases have to last for longer than a waiter stays queued
+        store.release("k", holder.token, Ending.FINAL)
+    assert redis_client.zrange(KEYS.queue, 0, -1) == in_order
+    for waiter in waiters:
+        waiter.result(10)

@@ -244,6 +244,21 @@ def test_a_waiter_that_was_woken_for_nothing_waits_on(turn):
     assert turn.answered(Step.CLAIM, reply("waiting", rank=1, next_look=30)) is Step.WAIT
 
 
+def test_a_waiter_that_is_woken_often_shows_life_nevertheless(clock):
+    """A claim does not keep it queued. Each release wakes the first one that waits for a rate."""
+    turn, waiting = (
+        LockWait(clock, new_token(), blocking=True, timeout=None),
+        reply("waiting", rank=1),
+    )
+    turn.answered(Step.ASK, waiting)
+    steps = []
+    for _ in range(round(LIVENESS)):
+        clock.now += 1
+        steps.append(turn.waited(woken=True))
+        turn.answered(steps[-1], waiting)
+    assert steps == [*3 * [Step.CLAIM], Step.ASK, *3 * [Step.CLAIM], Step.ASK, *2 * [Step.CLAIM]]
+
+
 def test_a_waiter_that_finds_itself_granted_claims(turn, clock):
     turn.answered(Step.ASK, reply("waiting", rank=1, next_look=1))
     clock.now += 1.1
