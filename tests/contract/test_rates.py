@@ -869,6 +869,21 @@ def test_a_waiter_behind_the_next_holder_is_not_woken(redis_client):
     assert [redis_client.llen(each) for each in lists] == [1, 0]
 
 
+def test_a_waiter_learns_of_the_rate_when_the_one_before_it_gives_up(redis_client):
+    """It asked 3.3 s later, and started late by as much."""
+    store, claim = RedisStore(redis_client), claim_with("1/m")
+    holder, first, next_one = (Owner(new_token()) for _ in range(3))
+    store.acquire(holder, claim)
+    store.release("k", holder.token, Ending.FINAL)
+    for waiter in (first, next_one):
+        store.acquire(waiter, claim, wait=60.0)
+    store.release("k", first.token, Ending.CANCEL)
+    assert store.wait("k", next_one.token, 5.0)
+    reply = store.claim(next_one, "k", 30.0)
+    assert (reply.verdict, reply.waits_for) == (Verdict.WAITING, WaitsFor.RATE)
+    assert 50 < reply.next_start <= 60
+
+
 def test_the_first_waiter_keeps_its_place_though_each_release_wakes_it(
     redis_client, pool, monkeypatch
 ):

@@ -82,9 +82,9 @@ elseif where then
 end
 sweep(own)
 grant_waiters(own)
-local head = where == 'holder' and redis.call('ZRANGE', queue, 0, 0)[1]
+local head = where and redis.call('ZRANGE', queue, 0, 0)[1]
 local first = head and load(head)
-if first and not first.parked then -- it waits for no holder any more, and has to learn until when it waits
+if first and not first.parked then -- it may wait for no other any more, and has to learn until when it waits
   local reason, till = waits_for(nil, first)
   if till and (reason == 'rate' or reason == 'pause') then wake(head) end
 end
