@@ -77,6 +77,46 @@ def test_there_a_class_of_the_users_own_is_warned_of(checked, caplog):
     assert "has lock_key, and its class Task" in caplog.text
 
 
+@pytest.mark.parametrize("imported", [True, False])
+def test_locks_that_a_base_class_declares_without_LockedTask_are_warned_of(
+    checked, caplog, monkeypatch, imported
+):
+    """Its tasks run without a lock, and nothing else says so. A worker checks them twice."""
+    if not imported:
+        monkeypatch.delitem(sys.modules, "celery_singleton_lock.task")
+
+    class Team(Task):
+        lock_key = "account:{account_id}"
+
+    for _ in range(2):
+        checked(base=Team)
+    (warning,) = caplog.messages
+    assert "task settle has lock_key, and its class" in warning
+    assert "Team is not derived" in warning
+
+
+def test_celerys_own_tasks_are_not_warned_of_for_the_apps_task_class(caplog):
+    class Team(Task):
+        lock_lease = 3
+
+    with Celery("shop", set_as_current=False, task_cls=Team) as app:
+        app.task(name="a.settle", shared=False)(settle)
+        app.finalize()
+        refuse_unlocked(app)
+    (warning,) = caplog.messages
+    assert "task a.settle has lock_lease, and its class" in warning
+
+
+def test_no_base_class_of_a_locked_task_is_warned_of(checked, caplog):
+    class Mixed(LockedTask, OwnLock):
+        """Reads the attributes of OwnLock."""
+
+    assert checked(base=Mixed).limit == 1
+    checked(base=Audited)
+    checked()
+    assert not caplog.records
+
+
 def test_what_is_annotated_for_all_tasks_is_no_mistake_of_a_plain_one(checked):
     """It counts for locked tasks."""
     for_all = {"*": {"lock_lease": 12}}
