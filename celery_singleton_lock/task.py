@@ -141,10 +141,10 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
             options["headers"] = dict(headers)  # Celery takes pairs, too
         options, extension = self._after_sender(self._with_call(options)), self._lock_extension
         if extension is None or not self._lock_may_be_unique(options):
-            return send(**options)
+            return self._lock_sent(send(**options))
         lock_options = extension.options_to_send(self, options)
         if lock_options.mode != ENFORCE:
-            return send(**options)
+            return self._lock_sent(send(**options))
         sending = {**options, "task_id": options.get("task_id") or uuid()}
 
         def call() -> Call:
@@ -153,6 +153,12 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
             return Call(self, lock_options, name, key, sending, has_own_id)
 
         return send_unique(call, extension.store, send, sending, extension.observers)
+
+    def _lock_sent(self, result: Any) -> Any:
+        """Mark the result of a call that was sent, or run eagerly, whatever was sent before."""
+        if getattr(self, "lock_unique", None) is not None:
+            result.duplicate = False
+        return result
 
     def forget_call(self, args: Any = None, kwargs: Any = None, **options: Any) -> bool:
         """Allow a call to be sent again if its message is lost, as after a purge of its queue.

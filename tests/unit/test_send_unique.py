@@ -117,3 +117,27 @@ def test_a_duplicate_that_follows_is_sent_at_once_with_the_id_of_the_first(sendi
     assert options["headers"]["tenant"] == "x"
     assert found.duplicate is (first is not None)
     assert store.told == ["announce"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [
+        ({"singleton_lock_mode": "observe"}, {}),
+        ({"singleton_lock_mode": "off"}, {}),
+        ({"task_always_eager": True}, {}),
+        ({}, {"lock_unique": None}),
+    ],
+    ids=["observe", "off", "eager", "not unique"],
+)
+def test_a_result_says_that_it_is_no_duplicate_whatever_lets_its_call_be_sent(settings, options):
+    """Else a program that asks result.duplicate fails as soon as the mode is observe."""
+    with Celery(set_as_current=False, broker="memory://", backend="cache+memory://") as app:
+        app.conf.update(singleton_lock_backend="memory://", **settings)
+
+        @app.task(base=LockedTask, lock_key="report", lock_unique="until_done", shared=False)
+        def report(): ...
+
+        app.finalize()
+        assert report.apply_async(**options).duplicate is False
+        if not app.conf.task_always_eager:  # send_task is never eager
+            assert app.send_task(report.name, **options).duplicate is False
