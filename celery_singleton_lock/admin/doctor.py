@@ -43,6 +43,9 @@ from celery_singleton_lock.store.requests import Command
 OLDEST: Final = (6, 2)
 """Oldest version of Redis that has the commands used by the scripts."""
 
+FIRST_PAUSE: Final = 2.0
+"""Seconds after which an attempt to send a parked task to the broker is repeated at first."""
+
 NEGLECTED: Final = 15.0
 """Seconds by which a sweep may be overdue before the check fails."""
 
@@ -603,8 +606,8 @@ def _parked(store: RedisAdminStore) -> Check:
 
 
 def _is_neglected(each: Waiting) -> bool:
-    """Each attempt to send it to the broker resets ``since``, and doubles the pause."""
-    return max(each.since, each.publish_pause) >= NEGLECTED
+    """Each attempt to send it to the broker resets ``since``. One that fails doubles the pause."""
+    return each.since >= NEGLECTED or each.publish_pause > FIRST_PAUSE
 
 
 def _not_ended(store: RedisAdminStore, name: str) -> list[Waiting]:
