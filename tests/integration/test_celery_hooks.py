@@ -144,6 +144,14 @@ def test_a_request_class_derived_from_LockedRequest_is_accepted(own_book):
         assert own_book.order("a") == [0, 1, 2, 3]
 
 
+def test_a_plain_task_with_a_request_class_derived_from_LockedRequest_can_retry(own_book):
+    """A base class of all tasks has the class: plain tasks are retried as before."""
+    with broken(own_book, "shared", concurrency=1):  # else RETRY may be stored after SUCCESS
+        plain = own_book.app.send_task("integration.changed_celery_app.act_plain", (7,))
+        assert own_book.value(plain.id) == 7
+        assert own_book.value(own_book.send("act", "a", 1)) == 1
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("how", ["own", "composed", "replaced"])  # "unwrapped" is told the same
 def test_a_worker_without_hooks_beside_a_normal_one_loses_and_doubles_nothing(own_book, how):

@@ -173,8 +173,11 @@ class Dispatcher:
 
     def __call__(self, request: Any) -> None:
         """Handle a message from Celery. Replaces ``consumer.on_task_request``."""
-        tells = isinstance(request, LockedRequest) and (
-            request.task.name not in self.alone or request.lock_header.granted
+        # A task that takes no lock may have our Request class too, from a base class of the user.
+        tells = (
+            isinstance(request, LockedRequest)
+            and hasattr(type(request.task), "locks")
+            and (request.task.name not in self.alone or request.lock_header.granted)
         )
         if not tells:
             return self._forward(request)

@@ -42,6 +42,7 @@ def app():
     }.items():
         app.task(name=name, base=LockedTask, shared=False, lock_key="k:{key}", **options)(run)
     app.task(name="pair", base=LockedTask, shared=False, lock_keys=["k:{key}", "k:{n}"])(run)
+    app.task(name="plain", shared=False)(run)
     app.finalize()
     app.conf.singleton_lock_backend = "redis://localhost:1/0"
     return app

@@ -22,6 +22,15 @@ def test_other_tasks_pass_untouched(parts):
     assert parts.sent == ["anything"]
 
 
+def test_a_task_without_locks_that_has_our_request_class_passes_untouched(parts):
+    """Its message has no error that a retry would send, and that could not be serialized."""
+    request = parts.message("plain", "a")
+    before = dict(request.request_dict)
+    parts.dispatcher(request)
+    assert parts.sent == [request]
+    assert request.request_dict == before
+
+
 def test_the_second_of_a_key_is_parked_without_a_slot(parts):
     """The first holds the lock: the second goes to the agent."""
     first, second = parts.message("early", "a"), parts.message("early", "a")
