@@ -154,9 +154,10 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
 
         return send_unique(call, extension.store, send, sending, extension.observers)
 
-    def _lock_sent(self, result: Any) -> Any:
+    @staticmethod
+    def _lock_sent(result: Any) -> Any:
         """Mark the result of a call that was sent, or run eagerly, whatever was sent before."""
-        if getattr(self, "lock_unique", None) is not None:
+        if result is not None:  # as that of a class of the user may be
             result.duplicate = False
         return result
 

@@ -139,5 +139,11 @@ def test_a_result_says_that_it_is_no_duplicate_whatever_lets_its_call_be_sent(se
 
         app.finalize()
         assert report.apply_async(**options).duplicate is False
+
+        @app.task(base=LockedTask, lock_key="other", shared=False)
+        def other(): ...
+
+        told = {"lock_unique": "until_done", **options}
+        assert other.apply_async(**told).duplicate is False, "the option of one call"
         if not app.conf.task_always_eager:  # send_task is never eager
             assert app.send_task(report.name, **options).duplicate is False
