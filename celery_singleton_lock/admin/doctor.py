@@ -31,7 +31,7 @@ from celery_singleton_lock.admin.why_sentences import (
 from celery_singleton_lock.core.clock import seconds_until
 from celery_singleton_lock.core.lock_mode import relaxed_by
 from celery_singleton_lock.core.model import SCHEMAS
-from celery_singleton_lock.core.record_state import TO_END
+from celery_singleton_lock.core.record_state import TO_END, RecordState
 from celery_singleton_lock.errors import BackendError, BackendUnreachable
 from celery_singleton_lock.message_text import number_of, printable
 from celery_singleton_lock.store import replies
@@ -592,7 +592,7 @@ def _parked(store: RedisAdminStore) -> Check:
         total, looked = total + adrift, looked + 1
         if looked <= SAMPLED and len(kinds) < KINDS:
             page = store.list_waiters(lock.name, "adrift").waiting if adrift else ()
-            ends = _not_ended(store, lock.name) if lock.aside else []
+            ends = _beside_queue(store, lock.name) if lock.aside else []
             total += len(ends)
             late = filter(_is_neglected, (*page, *ends))
             kinds.update(((e.realm, e.queue, e.task), e) for e in late)
@@ -610,10 +610,17 @@ def _is_neglected(each: Waiting) -> bool:
     return each.since >= NEGLECTED or each.publish_pause > FIRST_PAUSE
 
 
-def _not_ended(store: RedisAdminStore, name: str) -> list[Waiting]:
-    """Return tasks that a worker has to end, and that no live worker with locks would take."""
+def _beside_queue(store: RedisAdminStore, name: str) -> list[Waiting]:
+    """Return tasks that no live worker with locks would take.
+
+    A worker has to end them, or is sending them back to a broker that may accept nothing.
+    """
     page = store.list_waiters(name, "overdue").waiting
-    return [each for each in page if each.state in TO_END and not takers_of(store, each).lock]
+    return [
+        each
+        for each in page
+        if each.state in TO_END | {RecordState.LEAVING} and not takers_of(store, each).lock
+    ]
 
 
 def _without_taker(store: RedisAdminStore, each: Waiting) -> str:

@@ -337,6 +337,21 @@ def test_doctor_names_tasks_that_a_worker_without_them_has_just_put_back(store):
     assert doctor._parked(store).health is Health.WARN
 
 
+def test_doctor_names_tasks_while_a_worker_tries_again_to_send_them_back(store):
+    """RabbitMQ had an alarm: doctor was content for the ten seconds of each attempt."""
+    store.worker_heartbeat("w#a1", "R", ["other"], 600)
+    park(store, "k")
+    let_pass(store, 9)
+    (stray,) = store.sweep_and_grant("k", worker="w#a1", realm="R", patience=5)
+    assert doctor._parked(store).health is Health.OK
+    store.record_publish_result("k", stray.seal, [stray.token], sent=False)
+    let_pass(store, 9)
+    store.sweep_and_grant("k", worker="w#a1", realm="R", patience=5)
+    found = doctor._parked(store)
+    assert found.health is Health.WARN
+    assert "no live worker with locks consumes the queue 'q'" in found.told
+
+
 def test_doctor_names_the_queue_of_tasks_that_no_live_worker_ends(store):
     """As after a change of the broker: nobody would store their results."""
     store.worker_heartbeat("w#a1", "R", ["other"], 600)
