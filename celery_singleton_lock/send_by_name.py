@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any, Final
@@ -13,6 +14,8 @@ _ATTRIBUTE: Final = "_celery_singleton_lock_by_name"
 
 _POSITIONAL: Final = tuple(inspect.signature(Celery.send_task).parameters)[1:]
 """Parameters of Celery's ``send_task``, in their order; the first is the name."""
+
+_mutex: Final = threading.RLock()
 
 
 def install(app: Celery) -> None:
@@ -28,6 +31,12 @@ def install(app: Celery) -> None:
     """
     if hasattr(app, _ATTRIBUTE):
         return
+    with _mutex:  # threads of a web program may bind its first tasks at once
+        if not hasattr(app, _ATTRIBUTE):
+            _wrap_send_task(app)
+
+
+def _wrap_send_task(app: Celery) -> None:
     own = vars(app).get("send_task")
     if hasattr(own, "assert_called"):
         return  # a mock of a test, which asks it for its calls

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from threading import Event
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -40,6 +41,9 @@ else:
 CELERYS_OWN: Final = "celery.app.builtins"
 """Module of Celery's own tasks, such as the one that waits for the parts of a chord."""
 
+_BINDING: Final = 5.0
+"""Longest time in seconds for which the first calls wait for the thread that binds their task."""
+
 
 class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
     """A task that acquires a lock before it runs: ``@app.task(base=LockedTask, lock_key=…)``.
@@ -73,11 +77,23 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
 
     _lock_extension: Extension | None = None
     _lock_tracer: Callable[..., Any] | None = None
+    _lock_bound: Event = Event()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._lock_bound = Event()
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
         """Check the declaration, and install the locks in the app."""
         super().on_bound(app)
+        try:
+            cls._lock_install(app)
+        finally:
+            cls._lock_bound.set()
+
+    @classmethod
+    def _lock_install(cls, app: Any) -> None:
         if cls.__module__ == CELERYS_OWN:  # the app's task_cls is LockedTask
             for name, plain in {"Request": Task.Request, "__trace__": None}.items():
                 setattr(cls, name, plain)
@@ -136,6 +152,7 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
         self, send: Callable[..., Any], args: Any, kwargs: Any, options: dict[str, Any]
     ) -> Any:
         """Send a call with its lock options in a header, unless it is a duplicate."""
+        self._lock_await_bound()
         headers = options.get("headers")
         if headers is not None and not isinstance(headers, Mapping):
             options["headers"] = dict(headers)  # Celery takes pairs, too
@@ -153,6 +170,17 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
             return Call(self, lock_options, name, key, sending, has_own_id)
 
         return send_unique(call, extension.store, send, sending, extension.observers)
+
+    def _lock_await_bound(self) -> None:
+        """Wait for the thread that binds this task to its app.
+
+        Celery registers a task before it binds it. So another thread can get it too early, and its
+        call would be sent without lock options. A class whose ``on_bound`` does not call ours has
+        its first call wait in vain.
+        """
+        if not self._lock_bound.is_set() and self.app is not None:  # to ask for the app may bind it
+            self._lock_bound.wait(_BINDING)
+            self._lock_bound.set()
 
     @staticmethod
     def _lock_sent(result: Any) -> Any:
@@ -179,6 +207,7 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
             ConfigurationError: a lock option is invalid, or ``lock_keys`` has several locks.
             BackendError: Redis did not answer, or refused the command.
         """
+        self._lock_await_bound()
         extension, options = self._lock_extension, self._with_call(options)
         if extension is None or not self._lock_may_be_unique(options):
             return False
@@ -244,6 +273,7 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
         Raises:
             LockReentered: a task that holds the lock calls this one, and would wait for itself.
         """
+        self._lock_await_bound()
         extension = self._lock_extension
         headers = self._with_call(options).get("headers")
         call = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
@@ -25,20 +26,28 @@ _STEPS: Final = {
 }
 _METRICS: Final = "celery_singleton_lock.metrics:MetricsStep"
 
+_mutex: Final = threading.RLock()
+
 
 def install(app: Celery) -> Extension:
     """Return the app's extension. The first call creates it and adds its steps to the workers."""
     found: Extension | None = getattr(app, _ATTRIBUTE, None)
-    if found is None:
-        found = Extension(app)
-        setattr(app, _ATTRIBUTE, found)
-        for blueprint, step in _STEPS.items():
-            app.steps[blueprint].add(step)
-        app.steps["consumer"].add(_METRICS)
-        _close_with(app, found)
-        if _COMMANDS in sys.modules:  # in `celery inspect`; in a worker, the bootstep imports it
-            importlib.import_module("celery_singleton_lock.worker.remote_control")
-    return found
+    if found is not None:
+        return found
+    with _mutex:  # threads of a web program may bind its first tasks at once
+        return getattr(app, _ATTRIBUTE, None) or _new_extension(app)
+
+
+def _new_extension(app: Celery) -> Extension:
+    extension = Extension(app)
+    setattr(app, _ATTRIBUTE, extension)
+    for blueprint, step in _STEPS.items():
+        app.steps[blueprint].add(step)
+    app.steps["consumer"].add(_METRICS)
+    _close_with(app, extension)
+    if _COMMANDS in sys.modules:  # in `celery inspect`; in a worker, the bootstep imports it
+        importlib.import_module("celery_singleton_lock.worker.remote_control")
+    return extension
 
 
 def _close_with(app: Celery, extension: Extension) -> None:

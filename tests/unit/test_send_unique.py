@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +13,10 @@ from celery import Celery
 from celery_singleton_lock import LockedTask
 from celery_singleton_lock.core.unique import Announced, EntryState, unpacked
 from celery_singleton_lock.events import Observers
+from celery_singleton_lock.send_by_name import install as install_by_name
 from celery_singleton_lock.send_unique import Call, send_unique
+from celery_singleton_lock.worker.extension import Extension
+from celery_singleton_lock.worker.install import install
 
 
 class Store:
@@ -147,3 +153,64 @@ def test_a_result_says_that_it_is_no_duplicate_whatever_lets_its_call_be_sent(se
         assert other.apply_async(**told).duplicate is False, "the option of one call"
         if not app.conf.task_always_eager:  # send_task is never eager
             assert app.send_task(report.name, **options).duplicate is False
+
+
+def test_the_first_calls_of_several_threads_are_unique(monkeypatch):
+    """Celery shows a task to other threads before it is bound, as in a web server that starts."""
+
+    def slowly(app):
+        time.sleep(0.2)  # imports, at the first use
+        return install(app)
+
+    monkeypatch.setattr("celery_singleton_lock.task.install", slowly)
+    with Celery(set_as_current=False, broker="memory://", backend="cache+memory://") as app:
+        app.conf.singleton_lock_backend = "memory://first-calls"
+
+        @app.task(base=LockedTask, lock_key="report", lock_unique="until_done", shared=False)
+        def report(): ...
+
+        def call():
+            return report.delay().duplicate  # the attribute of the proxy binds the task
+
+        with ThreadPoolExecutor(8) as threads:
+            calls = [threads.submit(call) for _ in range(8)]
+            assert sorted(each.result() for each in calls) == [False] + [True] * 7
+
+
+def test_a_class_that_hides_our_on_bound_delays_only_its_first_call(monkeypatch):
+    """It takes no lock, as before. Nobody waits for the five seconds at each call."""
+    monkeypatch.setattr("celery_singleton_lock.task._BINDING", 0.3)
+    with Celery(set_as_current=False, broker="memory://", backend="cache+memory://") as app:
+
+        class Hiding(LockedTask):
+            @classmethod
+            def on_bound(cls, app):
+                pass
+
+        @app.task(base=Hiding, shared=False)
+        def report(): ...
+
+        report.delay()
+        monkeypatch.setattr("celery_singleton_lock.task._BINDING", 60)
+        report.delay()
+
+
+def test_threads_that_bind_the_first_tasks_of_an_app_share_its_locks(monkeypatch):
+    """Else the tasks of all threads but one are unknown to it, and calls are counted twice."""
+
+    def slowly(function):
+        def called(*args):
+            time.sleep(0.1)
+            return function(*args)
+
+        return called
+
+    monkeypatch.setattr("celery_singleton_lock.worker.install.Extension", slowly(Extension))
+    monkeypatch.setattr("celery_singleton_lock.send_by_name.wraps", slowly(functools.wraps))
+    with Celery(set_as_current=False, broker="memory://") as app, ThreadPoolExecutor(8) as threads:
+        bare = app.send_task
+        found = [threads.submit(install, app) for _ in range(8)]
+        assert {each.result() for each in found} == {install(app)}
+        for each in [threads.submit(install_by_name, app) for _ in range(8)]:
+            each.result()
+        assert app.send_task.__wrapped__ == bare
