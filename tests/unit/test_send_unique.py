@@ -6,9 +6,10 @@ import functools
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from uuid import UUID
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
 
 from celery_singleton_lock import LockedTask
 from celery_singleton_lock.core.unique import Announced, EntryState, unpacked
@@ -214,3 +215,31 @@ def test_threads_that_bind_the_first_tasks_of_an_app_share_its_locks(monkeypatch
         for each in [threads.submit(install_by_name, app) for _ in range(8)]:
             each.result()
         assert app.send_task.__wrapped__ == bare
+
+
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [
+        ({}, {}),
+        ({"singleton_lock_mode": "off"}, {"lock_unique": "until_done"}),
+        ({}, {"lock_unique": "until_done"}),
+    ],
+    ids=["not unique", "off", "unique"],
+)
+def test_a_call_whose_class_returns_the_id_of_the_task_is_sent_without_an_error(settings, options):
+    """The message has been sent by then, and a caller that sees an error sends it again."""
+
+    class Tenants(Task):
+        def apply_async(self, *args, **options):
+            return super().apply_async(*args, **options).id
+
+    class TenantTask(LockedTask, Tenants): ...
+
+    with Celery(set_as_current=False, broker="memory://") as app:
+        app.conf.update(singleton_lock_backend="memory://", **settings)
+
+        @app.task(base=TenantTask, lock_key="report", shared=False)
+        def report(): ...
+
+        app.finalize()
+        assert UUID(report.apply_async(**options))
