@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from socket import gaierror
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -179,11 +180,11 @@ def send_unique(
         found = _announced(unique, store())
     except BackendError as error:
         logger.warning("%s[%s] is sent without lock_unique: %s", *_shown(unique), error)
-        return _marked(send(**sending), duplicate=False)
+        return marked(send(**sending), duplicate=False)
     if found.state is EntryState.ANNOUNCED:
         return _send_and_confirm(unique, header, store(), send)
     if unique.must_be_sent:
-        return _marked(send(**sending), duplicate=False)
+        return marked(send(**sending), duplicate=False)
     return _duplicate(unique, found.task_id, send, observers)
 
 
@@ -212,7 +213,7 @@ def _send_and_confirm(
             _try(lambda: store.withdraw(*about, call.retries))
         raise
     _try(lambda: store.confirm_soon(*about, call.retries, call.kept))
-    return _marked(result, duplicate=False)
+    return marked(result, duplicate=False)
 
 
 def _with_header(sending: dict[str, Any], header: list[Any] | None) -> dict[str, Any]:
@@ -230,7 +231,7 @@ def _send_follower(call: Call, first: str, send: Callable[..., Any]) -> Any:
         call.name,
     )
     result = send(**_with_header(call.sending, call.header_after(first)))
-    return _marked(result, duplicate=True)
+    return marked(result, duplicate=True)
 
 
 def _was_not_sent(error: BaseException | None, outer: BaseException | None) -> bool:
@@ -277,11 +278,13 @@ def _duplicate(call: Call, first: str, send: Callable[..., Any], observers: Obse
             "(lock_unique)."
         )
         raise DuplicateTask(msg, call.name, first)
-    return _marked(call.task.AsyncResult(first), duplicate=True)
+    return marked(call.task.AsyncResult(first), duplicate=True)
 
 
-def _marked(result: Any, *, duplicate: bool) -> Any:
-    result.duplicate = duplicate
+def marked(result: Any, *, duplicate: bool) -> Any:
+    """Return the result of a call, marked; that of a class of the user may be the id, or None."""
+    with suppress(AttributeError):
+        result.duplicate = duplicate
     return result
 
 

@@ -17,7 +17,7 @@ from celery_singleton_lock.core.lock_mode import ENFORCE
 from celery_singleton_lock.core.model import CurrentLock
 from celery_singleton_lock.errors import LockConflict, LockQueueFull, LockWaitTimeout
 from celery_singleton_lock.send_by_name import install as install_by_name
-from celery_singleton_lock.send_unique import Call, named, send_unique
+from celery_singleton_lock.send_unique import Call, marked, named, send_unique
 from celery_singleton_lock.worker.execution.batches import is_running
 from celery_singleton_lock.worker.execution.celery_outcome import Run
 from celery_singleton_lock.worker.execution.eager import as_failed_if_retry_later, as_sent
@@ -158,10 +158,10 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
             options["headers"] = dict(headers)  # Celery takes pairs, too
         options, extension = self._after_sender(self._with_call(options)), self._lock_extension
         if extension is None or not self._lock_may_be_unique(options):
-            return self._lock_sent(send(**options))
+            return marked(send(**options), duplicate=False)
         lock_options = extension.options_to_send(self, options)
         if lock_options.mode != ENFORCE:
-            return self._lock_sent(send(**options))
+            return marked(send(**options), duplicate=False)
         sending = {**options, "task_id": options.get("task_id") or uuid()}
 
         def call() -> Call:
@@ -181,13 +181,6 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
         if not self._lock_bound.is_set() and self.app is not None:  # to ask for the app may bind it
             self._lock_bound.wait(_BINDING)
             self._lock_bound.set()
-
-    @staticmethod
-    def _lock_sent(result: Any) -> Any:
-        """Mark the result of a call that was sent, or run eagerly, whatever was sent before."""
-        if result is not None:  # as that of a class of the user may be
-            result.duplicate = False
-        return result
 
     def forget_call(self, args: Any = None, kwargs: Any = None, **options: Any) -> bool:
         """Allow a call to be sent again if its message is lost, as after a purge of its queue.
