@@ -87,6 +87,8 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
     def on_bound(cls, app: Any) -> None:
         """Check the declaration, and install the locks in the app."""
         super().on_bound(app)
+        if hasattr(app, "_get_current_object"):  # Celery's current_app, which threads see as theirs
+            app = app._get_current_object()  # noqa: SLF001  # the proxy has no other way
         try:
             cls._lock_install(app)
         finally:
@@ -105,6 +107,8 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
         task = cls()
         if task.name is None:  # Celery's register_task() has named its instance alone
             task = next((each for each in app.tasks.values() if type(each) is cls), task)
+        if task.name is None:
+            return  # its __init__ asks for the app before register_task() names it, and binds again
         with told_in_one_line():
             extension.declare(task)
 

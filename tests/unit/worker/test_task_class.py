@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from celery import Celery, Task
+from celery import Celery, Task, _state
 
 from celery_singleton_lock import LockedTask
 from celery_singleton_lock.worker.install import install
@@ -57,3 +57,45 @@ def test_a_task_class_that_celery_names_takes_a_lock():
         task = app.register_task(Settle())
         assert install(app).name_of(task, (7,), {}) == "account:7"
         assert install(app).modes()[task.name] == "enforce"
+
+
+@pytest.fixture
+def current_app():
+    before = getattr(_state._tls, "current_app", None)
+    with Celery("shop", broker="memory://", set_as_current=False) as app:
+        _state._set_current_app(app)
+        yield app
+    _state._set_current_app(before)
+
+
+def test_a_task_class_that_asks_for_its_app_in_init_is_sent(current_app):
+    """Celery bound the class to a proxy. No task of the process could be sent any more."""
+
+    class Settle(LockedTask):
+        lock_key = "account:{account_id}"
+
+        def __init__(self):
+            self.limit = self.app.conf.task_time_limit
+
+        def run(self, account_id):
+            """Return nothing."""
+
+    task = current_app.register_task(Settle())
+    other = current_app.task(settle, name="other", shared=False)
+    assert task.delay(7).id
+    assert other.delay().id
+    assert current_app.send_task("other").id
+    assert install(current_app).name_of(task, (7,), {}) == "account:7"
+    assert install(current_app).modes()[task.name] == "enforce"
+
+
+def test_a_task_class_that_is_not_registered_is_sent(current_app):
+    class Settle(LockedTask):
+        name = "settle"
+        lock_key = "account:{account_id}"
+
+        def run(self, account_id):
+            """Return nothing."""
+
+    assert Settle().delay(7).id
+    assert current_app.send_task("other").id
