@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from threading import Event
+from threading import Event, get_ident
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -78,10 +78,17 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
     _lock_extension: Extension | None = None
     _lock_tracer: Callable[..., Any] | None = None
     _lock_bound: Event = Event()
+    _lock_binder: int = 0
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls._lock_bound = Event()
+
+    @classmethod
+    def bind(cls, app: Any) -> Any:
+        """Note which thread binds the task, so that it does not wait for itself."""
+        cls._lock_binder = get_ident()
+        return super().bind(app)
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
@@ -179,10 +186,12 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
         """Wait for the thread that binds this task to its app.
 
         Celery registers a task before it binds it. So another thread can get it too early, and its
-        call would be sent without lock options. A class whose ``on_bound`` does not call ours has
-        its first call wait in vain.
+        call would be sent without lock options. If the ``on_bound`` of a class does not call ours,
+        nobody sets the event, and the first call waits for the whole time.
         """
-        if not self._lock_bound.is_set() and self.app is not None:  # to ask for the app may bind it
+        if self._lock_bound.is_set() or self.app is None:  # to ask for the app may bind it
+            return
+        if self._lock_binder != get_ident():  # else a handler of on_after_configure calls it
             self._lock_bound.wait(_BINDING)
             self._lock_bound.set()
 

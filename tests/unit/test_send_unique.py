@@ -178,6 +178,28 @@ def test_the_first_calls_of_several_threads_are_unique(monkeypatch):
             assert sorted(each.result() for each in calls) == [False] + [True] * 7
 
 
+def test_a_handler_that_calls_the_task_that_loads_the_settings_does_not_wait_for_itself(
+    monkeypatch,
+):
+    """The first call in a process loads the settings while it binds its task."""
+    monkeypatch.setattr("celery_singleton_lock.task._BINDING", 60)
+    with Celery(set_as_current=False, broker="memory://", backend="cache+memory://") as app:
+
+        @app.task(base=LockedTask, lock_key="report", shared=False)
+        def report(): ...
+
+        sent = []
+
+        @app.on_after_configure.connect
+        def warm_up(sender, **_kwargs):
+            sent.append(report.delay())
+
+        begun = time.monotonic()
+        sent.append(report.delay())
+        assert time.monotonic() - begun < 30
+        assert len(sent) == 2
+
+
 def test_a_class_that_hides_our_on_bound_delays_only_its_first_call(monkeypatch):
     """It takes no lock, as before. Nobody waits for the five seconds at each call."""
     monkeypatch.setattr("celery_singleton_lock.task._BINDING", 0.3)
