@@ -176,7 +176,7 @@ class Dispatcher:
         # A task that takes no lock may have our Request class too, from a base class of the user.
         tells = (
             isinstance(request, LockedRequest)
-            and hasattr(type(request.task), "locks")
+            and hasattr(request.task, "_lock_extension")
             and (request.task.name not in self.alone or request.lock_header.granted)
         )
         if not tells:
