@@ -31,6 +31,8 @@ def install(app: Celery) -> None:
     """
     if hasattr(app, _ATTRIBUTE):
         return
+    if hasattr(app, "_get_current_object"):  # Celery's current_app
+        app = app._get_current_object()  # noqa: SLF001  # the proxy has no other way
     with _mutex:  # threads of a web program may bind its first tasks at once
         if not hasattr(app, _ATTRIBUTE):
             _wrap_send_task(app)

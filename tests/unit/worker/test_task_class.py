@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import celery
 import pytest
 from celery import Celery, Task, _state
 
 from celery_singleton_lock import LockedTask
+from celery_singleton_lock import install as install_by_name
 from celery_singleton_lock.worker.install import install
 
 
@@ -98,4 +100,9 @@ def test_a_task_class_that_is_not_registered_is_sent(current_app):
             """Return nothing."""
 
     assert Settle().delay(7).id
+    assert current_app.send_task("other").id
+
+
+def test_the_current_app_can_be_told_of_calls_by_name(current_app):
+    install_by_name(celery.current_app)
     assert current_app.send_task("other").id
