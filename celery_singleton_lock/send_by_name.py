@@ -9,6 +9,7 @@ from functools import partial, wraps
 from typing import Any, Final
 
 from celery import Celery
+from celery.local import Proxy
 
 _ATTRIBUTE: Final = "_celery_singleton_lock_by_name"
 
@@ -31,11 +32,15 @@ def install(app: Celery) -> None:
     """
     if hasattr(app, _ATTRIBUTE):
         return
-    if hasattr(app, "_get_current_object"):  # Celery's current_app
-        app = app._get_current_object()  # noqa: SLF001  # the proxy has no other way
+    app = real_app(app)
     with _mutex:  # threads of a web program may bind its first tasks at once
         if not hasattr(app, _ATTRIBUTE):
             _wrap_send_task(app)
+
+
+def real_app(app: Any) -> Any:
+    """Return the app, or that for which Celery's proxy ``current_app`` stands in this thread."""
+    return app._get_current_object() if isinstance(app, Proxy) else app  # noqa: SLF001  # the only way
 
 
 def _wrap_send_task(app: Celery) -> None:

@@ -17,6 +17,7 @@ from celery_singleton_lock.core.lock_mode import ENFORCE
 from celery_singleton_lock.core.model import CurrentLock
 from celery_singleton_lock.errors import LockConflict, LockQueueFull, LockWaitTimeout
 from celery_singleton_lock.send_by_name import install as install_by_name
+from celery_singleton_lock.send_by_name import real_app
 from celery_singleton_lock.send_unique import Call, marked, named, send_unique
 from celery_singleton_lock.worker.execution.batches import is_running
 from celery_singleton_lock.worker.execution.celery_outcome import Run
@@ -94,10 +95,8 @@ class LockedTask(_Task):  # type: ignore[misc]  # celery is untyped
     def on_bound(cls, app: Any) -> None:
         """Check the declaration, and install the locks in the app."""
         super().on_bound(app)
-        if hasattr(app, "_get_current_object"):  # Celery's current_app, which threads see as theirs
-            app = app._get_current_object()  # noqa: SLF001  # the proxy has no other way
         try:
-            cls._lock_install(app)
+            cls._lock_install(real_app(app))
         finally:
             cls._lock_bound.set()
 
