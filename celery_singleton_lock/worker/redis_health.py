@@ -39,7 +39,7 @@ def for_each(items: Iterable[_Item], call: Callable[[_Item], object]) -> None:
 class RedisHealth:
     """Records when Redis stops answering, and when it answers again; reports each once.
 
-    Threads of the pool call :meth:`not_answered`, the agent's thread :meth:`answered`. The two
+    Threads of the pool call :meth:`task_not_answered`, the agent's thread :meth:`answered`. The two
     callbacks are called in that order, with the mutex held, and must not wait.
 
     Args:
@@ -79,6 +79,14 @@ class RedisHealth:
         self.errors += 1
         if isinstance(error, BackendUnreachable):
             self.not_answered()
+
+    def task_not_answered(self) -> None:
+        """Count the call of a task that Redis has not answered, and note that it does not answer.
+
+        If Redis always answers too late for tasks, and in time for the agent, only this counts it.
+        """
+        self.errors += 1
+        self.not_answered()
 
     def not_answered(self) -> None:
         """Note that Redis does not answer."""

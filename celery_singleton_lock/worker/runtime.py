@@ -281,7 +281,7 @@ class Runtime:
         self.agent.lost_leases.noticed(name, token)
 
     def _backend_failed(self) -> None:
-        self.agent.health.not_answered()
+        self.agent.health.task_not_answered()
 
     def _publish_at_exit(self, request: LockedRequest) -> None:
         self.agent.republisher.publish_at_exit(request)

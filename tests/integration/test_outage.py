@@ -378,6 +378,31 @@ def test_a_stalled_redis_stalls_nothing_else(book, locks, pool):
             book.await_free(f"k{n}", LEASE + 3)
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_tasks_that_wait_since_redis_answers_too_late_are_counted_for_the_alert(
+    redis_url, locks, tmp_path, pool
+):
+    """It never counts as down for long: the agent waits longer for an answer than a task does."""
+
+    def errors() -> int:
+        (told,) = book.app.control.inspect(timeout=20, limit=1)._request("locks").values()
+        return told["backend_errors"]
+
+    with Proxy(locks.port) as proxy:
+        conf = {"singleton_lock_backend": proxy.url, "singleton_lock_lease": LONG_LEASE}
+        with (
+            Book(redis_url, tmp_path, lock_url=locks.url, conf=conf) as book,
+            book.worker(pool=pool) as worker,
+        ):
+            book.value(book.send("act", "a", 0))
+            proxy.delay = 0.3
+            late = book.send("act", "b", 1)
+            worker.await_log("Locked tasks wait", 10)
+            eventually(lambda: errors() >= 3, 20, worker.log_tail)
+            proxy.delay = 0.0
+            assert book.value(late, 20) == 1
+
+
 def test_many_greenlets_that_redis_answers_at_once_lose_no_task_and_run_none_twice(book, locks):
     """Each acknowledges as soon as it has its lock, and kombu has ten connections for that."""
     needs_pool("gevent")
