@@ -283,7 +283,7 @@ def _duplicate(call: Call, first: str, send: Callable[..., Any], observers: Obse
 
 def marked(result: Any, *, duplicate: bool) -> Any:
     """Return the result of a call, marked; that of a class of the user may be the id, or None."""
-    with suppress(AttributeError):
+    with suppress(Exception):  # a model of pydantic raises ValueError
         result.duplicate = duplicate
     return result
 

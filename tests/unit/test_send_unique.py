@@ -265,3 +265,28 @@ def test_a_call_whose_class_returns_the_id_of_the_task_is_sent_without_an_error(
 
         app.finalize()
         assert UUID(report.apply_async(**options))
+
+
+def test_a_call_whose_class_returns_a_strict_model_is_sent_without_an_error():
+    """A model of pydantic raises ValueError if a field that it does not have is set."""
+
+    class Sent:
+        def __setattr__(self, name, value):
+            msg = f'"Sent" object has no field "{name}"'
+            raise ValueError(msg)
+
+    class Tenants(Task):
+        def apply_async(self, *args, **options):
+            super().apply_async(*args, **options)
+            return Sent()
+
+    class TenantTask(LockedTask, Tenants): ...
+
+    with Celery(set_as_current=False, broker="memory://") as app:
+        app.conf.singleton_lock_backend = "memory://"
+
+        @app.task(base=TenantTask, lock_key="report", shared=False)
+        def report(): ...
+
+        app.finalize()
+        assert isinstance(report.delay(), Sent)
