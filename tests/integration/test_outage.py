@@ -395,7 +395,7 @@ def test_tasks_that_wait_since_redis_answers_too_late_are_counted_for_the_alert(
             book.worker(pool=pool) as worker,
         ):
             book.value(book.send("act", "a", 0))
-            proxy.delay = 0.3
+            proxy.delay = 0.6  # a task waits 0.5 s for an answer, the agent 2 s
             late = book.send("act", "b", 1)
             worker.await_log("Locked tasks wait", 10)
             eventually(lambda: errors() >= 3, 20, worker.log_tail)
