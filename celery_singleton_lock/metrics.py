@@ -215,10 +215,10 @@ class WorkerCollector:
     """Exports the counters and gauges of a worker.
 
     Args:
-        report: returns their values.
+        report: returns their values; None if no worker runs in this process.
     """
 
-    def __init__(self, report: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(self, report: Callable[[], Mapping[str, Any] | None]) -> None:
         self._report = report
 
     def describe(self) -> list[Metric]:
@@ -233,6 +233,8 @@ class WorkerCollector:
         )
 
         report = self._report()
+        if report is None:
+            return
         for what, (name, about) in TOTALS.items():
             yield CounterMetricFamily(name, about, value=report[what])
         for what, (name, about) in GAUGES.items():
@@ -344,9 +346,9 @@ def log_events(app: Celery, level: int = logging.INFO) -> None:
 def export(app: Celery, registry: CollectorRegistry, *, fleet: bool = True) -> None:
     """Add an app's metrics to a registry of your own.
 
-    Call this where the app is created, before the first task. The metrics of tasks have values only
-    in a worker. The metrics of all workers have values in each process, so a small process can
-    report parked messages to an autoscaler when no worker runs.
+    Call this where the app is created, before the first task. The metrics of tasks and of the
+    worker have values only in a worker. The metrics of all workers have values in each process, so
+    a small process can report parked messages to an autoscaler when no worker runs.
 
     Args:
         app: the Celery app.
@@ -359,6 +361,7 @@ def export(app: Celery, registry: CollectorRegistry, *, fleet: bool = True) -> N
     extension = install(app)
     by_lock = extension.settings.metrics_by_lock
     extension.observers.add(TaskMetrics(registry, by_lock=by_lock))
+    registry.register(WorkerCollector(extension.worker_report))
     if fleet:
         registry.register(FleetCollector(extension))
 
@@ -390,7 +393,6 @@ class MetricsStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is u
         if self._registry is None:
             self._registry = prometheus.CollectorRegistry()
             export(consumer.app, self._registry)
-            self._registry.register(WorkerCollector(runtime.report))
         port, address = extension.settings.metrics_port, extension.settings.metrics_address
         try:
             self._server = prometheus.start_http_server(port, address, self._registry)[0]

@@ -76,6 +76,7 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is 
             with told_in_one_line():
                 self.runtime = Runtime(extension, consumer, consumer.controller.singleton_lock_link)
             consumer.singleton_lock_runtime = self.runtime
+            extension.worker = os.getpid(), self.runtime.report
             worker_shutdown.connect(self._on_worker_shutdown, weak=False)
 
     def start(self, consumer: Any) -> None:
@@ -133,6 +134,7 @@ class ConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is 
             worker_shutdown.disconnect(self._on_worker_shutdown)
             runtime.loop_channel.handle_notices()  # of processes that could not release their locks
             runtime.shut()
+            runtime.extension.worker = None
             runtime.loop_channel.close()
             for path in (PATH, interrupt.PATH):
                 os.environ.pop(path, None)

@@ -95,6 +95,7 @@ class Extension:
     Attributes:
         has_child_processes: whether tasks run in child processes, of which the pool reports each
             error. In threads and greenlets, an error that leaves the tracer is not reported.
+        worker: process id of the app's worker, and its report; None if none runs here.
     """
 
     def __init__(self, app: Celery) -> None:
@@ -102,6 +103,7 @@ class Extension:
         self.announce: Callable[[str], None] = announcer()
         self.interrupts: Interrupts = interrupts_of_process()
         self.has_child_processes = True
+        self.worker: tuple[int, Callable[[], Mapping[str, Any]]] | None = None
         self.observers: Observers = Observers()
         self._namers: dict[str, Namer | SeveralNamer] = {}
         self._costs: dict[str, RatesOf] = {}
@@ -313,6 +315,11 @@ class Extension:
         """A hash of the broker from which the app's messages come."""
         connection = self.app.connection_for_read()
         return realm_of(connection.alt or connection.as_uri(), connection.transport_options or {})
+
+    def worker_report(self) -> Mapping[str, Any] | None:
+        """Return the report of the app's worker; None outside of its main process."""
+        pid, report = self.worker or (0, dict)
+        return report() if pid == os.getpid() else None
 
     def store(self) -> RedisStore | TaskQuorum:
         """Return the store for the tasks of this process. A forked process gets its own."""

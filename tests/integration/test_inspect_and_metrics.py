@@ -9,13 +9,16 @@ import urllib.request
 from urllib.parse import quote
 
 import pytest
-from celery import states
+from celery import Celery, states
 
+from celery_singleton_lock import LockedTask
 from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.demo.redis_server import RedisServer
+from celery_singleton_lock.metrics import export
 from celery_singleton_lock.store.factory import admin_of
 from celery_singleton_lock.store.operator.base import Operator
 from celery_singleton_lock.store.operator.redis import RedisAdminStore
+from celery_singleton_lock.testing import SingletonLocks, worker_in_thread
 from integration.book import Book, standing
 from support.proxy import free_port
 from support.waiting import eventually
@@ -254,6 +257,29 @@ def test_tasks_are_counted_with_their_waits_and_holds(book, worker, key):
     eventually(grown, 5)
     assert sample(book, "celery_lock_hold_seconds_sum", task="act") > held_before
     assert f"k:{key}" not in scraped(book), "no series by lock, unless asked for"
+
+
+def test_a_registry_of_the_application_has_the_metrics_of_its_worker():
+    """Otherwise the alerts of outages, errors and hanging threads never fire."""
+    app = Celery("own", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.singleton_lock_backend = "memory://own"
+
+    @app.task(base=LockedTask, lock_key="own", shared=False)
+    def task(): ...
+
+    registry = pytest.importorskip("prometheus_client").CollectorRegistry()
+    export(app, registry)
+    value = registry.get_sample_value
+    assert value("celery_lock_parked_messages_total") is None, "no worker runs here"
+    with SingletonLocks(app) as own, worker_in_thread(app):
+        with own.hold("own"):
+            own.assert_parked(task.delay())
+            assert value("celery_lock_parked_messages_total") == 1
+        assert value("celery_lock_backend_errors_total") == 0
+        assert value("celery_lock_backend_down_seconds") == 0
+        assert value("celery_lock_thread_last_round_seconds", {"thread": "csl-watchdog"}) >= 0
+    assert value("celery_lock_held") is None, "the worker has ended"
+    app.close()
 
 
 def test_tasks_of_a_paused_lock_say_that_they_wait_for_an_operator(book, worker, key):
