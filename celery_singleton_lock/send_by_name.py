@@ -9,7 +9,6 @@ from functools import partial, wraps
 from typing import Any, Final
 
 from celery import Celery
-from celery.local import Proxy
 
 _ATTRIBUTE: Final = "_celery_singleton_lock_by_name"
 
@@ -39,8 +38,9 @@ def install(app: Celery) -> None:
 
 
 def real_app(app: Any) -> Any:
-    """Return the app, or that for which Celery's proxy ``current_app`` stands in this thread."""
-    return app._get_current_object() if isinstance(app, Proxy) else app  # noqa: SLF001  # the only way
+    """Return the app for which a proxy stands: Celery's ``current_app``, or one of werkzeug."""
+    is_proxy = hasattr(type(app), "_get_current_object")  # its __class__ is that of the app
+    return app._get_current_object() if is_proxy else app  # noqa: SLF001  # the only way
 
 
 def _wrap_send_task(app: Celery) -> None:

@@ -106,3 +106,22 @@ def test_a_task_class_that_is_not_registered_is_sent(current_app):
 def test_the_current_app_can_be_told_of_calls_by_name(current_app):
     install_by_name(celery.current_app)
     assert current_app.send_task("other").id
+
+
+def test_a_proxy_of_a_web_framework_can_be_told_of_calls_by_name(current_app):
+    """Like ``LocalProxy(lambda: flask.current_app.extensions["celery"])``; all calls failed."""
+
+    class LocalProxy:  # what werkzeug's does, as far as it matters here
+        __class__ = property(lambda _: Celery)
+
+        def _get_current_object(self):
+            return current_app
+
+        def __getattr__(self, name):
+            return getattr(current_app, name)
+
+        def __setattr__(self, name, value):
+            setattr(current_app, name, value)
+
+    install_by_name(LocalProxy())
+    assert current_app.send_task("other").id
