@@ -15,6 +15,7 @@ def test_a_cold_shutdown_gives_back_what_the_worker_has():
     step = object.__new__(ConsumerStep)
     step.runtime = SimpleNamespace(
         consumer=consumer,
+        extension=SimpleNamespace(worker=(1, dict)),
         shut=lambda: done.append("shut"),
         loop_channel=SimpleNamespace(
             handle_notices=lambda: done.append("heard"), close=lambda: done.append("closed")
