@@ -210,6 +210,17 @@ def test_a_purge_and_an_export_find_the_tasks_of_killed_workers_too(store):
     assert store.inspect("a").bodies == 0
 
 
+def test_an_export_has_what_a_killed_worker_ran_only_after_its_lease(store):
+    """Two pages say so: a move to another Redis before that would lose the task."""
+    held = hold(store, "a")
+    park(store, "a", "runs")
+    store.release("a", held.token, Ending.FINAL)
+    assert list(export(store, Filter(), by("export"))) == []
+    let_pass(store, 700)  # the heartbeat and the lease have ended
+    (line,) = export(store, Filter(), by("export"))
+    assert json.loads(line)["attempt"] == "runs/0/0"
+
+
 # -- drain -----------------------------------------------------------------------------------------
 
 
