@@ -20,7 +20,12 @@ from celery_singleton_lock.admin.backlog import (
     stopped_queues,
     wrong_counters,
 )
-from celery_singleton_lock.admin.flow_checks import closed_locks, paused_locks, too_costly_tasks
+from celery_singleton_lock.admin.flow_checks import (
+    closed_locks,
+    grants_without_slot,
+    paused_locks,
+    too_costly_tasks,
+)
 from celery_singleton_lock.admin.why import takers_of
 from celery_singleton_lock.admin.why_sentences import (
     drain_command,
@@ -59,7 +64,7 @@ MUCH: Final = 0.25
 """Share of maxmemory for parked messages above which the check ``backlog`` warns."""
 
 STUCK: Final = 10.0
-"""Seconds after its last round from which a worker's thread counts as stuck."""
+"""Seconds after which a thread counts as stuck since its last round, and a grant without a slot."""
 
 SAMPLED: Final = 1000
 """Largest number of locks of which parked tasks are read."""
@@ -144,6 +149,7 @@ def examine(store: RedisAdminStore, *, deep: bool = True) -> Iterator[Check]:
         yield _tried("paused", lambda: _paused(store))
         yield _tried("closed", lambda: _closed(store))
         yield _tried("costs", lambda: _costs(store))
+        yield _tried("grants", lambda: _grants(store))
         yield _tried("parked", lambda: _parked(store))
         yield _tried("drift", lambda: _drift(store))
 
@@ -580,6 +586,20 @@ def _costs(store: RedisAdminStore) -> Check:
         "or end the one that an operator has set (locks rate NAME --clear)"
     )
     return Check("costs", Health.WARN, printable(told + "; ".join(some) + remedy))
+
+
+def _grants(store: RedisAdminStore) -> Check:
+    """Search for granted tasks that those who wait for the same lock may keep from a slot."""
+    total, some = grants_without_slot(store, NAMED, after=STUCK, locks=SAMPLED)
+    if not total:
+        return Check("grants", Health.OK, "no caller may keep a granted task from its slot")
+    verb = "waits" if total == 1 else "wait"
+    told = f"{number_of(total, 'granted task')} {verb} for a pool slot: "
+    remedy = (
+        ". Those behind it wait in code or in a slot. If they occupy all slots of that worker, "
+        "nothing starts there: restart it, or add a slot (celery control pool_grow 1 -d WORKER)"
+    )
+    return Check("grants", Health.WARN, printable(told + "; ".join(some) + remedy))
 
 
 def _parked(store: RedisAdminStore) -> Check:

@@ -1,4 +1,4 @@
-"""Facts for ``doctor`` about flow control: paused and closed locks, and costs above the rate."""
+"""Facts for ``doctor`` about paused and closed locks, costs, and grants that wait for a slot."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from heapq import nlargest
 from operator import attrgetter
 from typing import Final
 
-from celery_singleton_lock.core.lock_view import RateInForce
+from celery_singleton_lock.admin.why_sentences import seconds, worker_name
+from celery_singleton_lock.core.lock_view import Holder, RateInForce
 from celery_singleton_lock.store.operator.base import AdminStore, Waiting
 
 READ: Final = 1000
-"""Most waiters of one lock whose costs are compared with its rates."""
+"""Most waiters, and most holders, of one lock that are read."""
 
 
 def paused_locks(store: AdminStore, named: int) -> tuple[int, int, list[str]]:
@@ -55,6 +56,44 @@ def closed_locks(store: AdminStore, named: int) -> tuple[int, list[str]]:
         if view and view.closed:  # it may be open by now
             some.append(f"{lock.name!r} for another {view.closed_for:.0f} s, {view.closed}")
     return total, some
+
+
+def grants_without_slot(
+    store: AdminStore, named: int, *, after: float, locks: int
+) -> tuple[int, list[str]]:
+    """Return how many grants wait for a pool slot while callers wait behind them, and some of them.
+
+    A caller in code, or a task that waits in its slot, may occupy the slot that the grant needs.
+
+    Args:
+        store: the store of the locks.
+        named: largest number of grants that are described.
+        after: seconds for which a grant must have waited.
+        locks: largest number of locks with such a grant that are examined.
+
+    Raises:
+        BackendError: Redis did not answer, or refused the command.
+    """
+    total, some, looked, now = 0, list[str](), 0, store.time()
+    for lock in store.summarise_locks(holders=READ):
+        late = [each for each in lock.holders if _waits_for_slot(each) and now - each.since > after]
+        if not (late and lock.waiting):
+            continue
+        if looked == locks:
+            break
+        looked += 1
+        page = store.list_waiters(lock.name, "queue", most=READ).waiting
+        callers = sum(each.state == "waiting" for each in page)
+        for each in late if callers else ():
+            total += 1
+            if len(some) < named:
+                worker, age = worker_name(each.worker), seconds(now - each.since)
+                some.append(f"{lock.name!r} on {worker} for {age}, with {callers} behind it")
+    return total, some
+
+
+def _waits_for_slot(holder: Holder) -> bool:
+    return holder.state == "granted" and bool(holder.worker)
 
 
 def too_costly_tasks(store: AdminStore, named: int, *, locks: int) -> tuple[int, list[str]]:

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.contract
 ALL = [
     "connection", "scripts", "version", "eviction", "memory", "replicas", "persistence",
     "database", "clock", "schema", "workers", "modes", "sweeping", "lost", "quarantine", "backlog",
-    "paused", "closed", "costs", "parked", "drift",
+    "paused", "closed", "costs", "grants", "parked", "drift",
 ]  # fmt: skip
 MIB = 2**20
 
@@ -184,7 +184,7 @@ def test_a_healthy_server_passes_every_check_and_each_is_named(store):
     store.schema()
     found = {check.name: check for check in examine(store)}
     assert list(found) == ALL
-    assert [each.name for each in examine(store, deep=False)] == ALL[:-5]
+    assert [each.name for each in examine(store, deep=False)] == ALL[:-6]
     wrong = {name for name, each in found.items() if each.health is not Health.OK}
     assert wrong <= {"persistence"}
     assert found["connection"].told == "answers"
@@ -213,7 +213,7 @@ def test_a_check_without_permission_is_unknown_and_never_ok(make_redis):
     )
     for name in ("scripts", "schema"):
         assert found[name] == Check(name, Health.UNKNOWN, "not known: NoPermissionError")
-    for name in ("paused", "closed", "costs", "parked", "drift"):
+    for name in ("paused", "closed", "costs", "grants", "parked", "drift"):
         assert found[name].health is Health.FAIL, "the library asks, and is refused"
     assert list(found) == ALL
 
@@ -683,6 +683,41 @@ def test_doctor_warns_of_parked_tasks_that_will_fail_since_their_rate_was_lowere
     assert "locks rate NAME --clear" in found.told
     store.set_rates("llm", (), Operator("ann"))
     assert doctor._costs(store) == fine
+
+
+def test_doctor_warns_of_a_granted_task_whose_slot_callers_in_code_may_occupy(store, monkeypatch):
+    """They wait for it, and it waits for them: nothing starts there, and all else looks well."""
+
+    def wait(name):
+        store.acquire(Owner(new_token()), Claim(name), wait=600.0)
+
+    monkeypatch.setattr(doctor, "STUCK", 2.5)  # no watchdog renews the grant
+    stop_time(store)
+    fine = Check("grants", Health.OK, "no caller may keep a granted task from its slot")
+    store.worker_heartbeat("w-1#a1", "R", ["q"], 600)
+    park(store, "a")
+    hold(store, "b")
+    assert doctor._grants(store) == fine, "nobody is behind it"
+    park(store, "a")
+    park(store, "b")
+    wait("b")
+    assert doctor._grants(store) == fine, "parked tasks occupy no slot, and b runs"
+    wait("a")
+    assert doctor._grants(store) == fine, "it may start at once"
+    let_pass(store, 3)
+    found = doctor._grants(store)
+    assert found.health is Health.WARN
+    told = "1 granted task waits for a pool slot: 'a' on w-1 for 3.0 s, with 1 behind it. "
+    assert found.told.startswith(told)
+    park(store, "d")
+    for _ in range(150):
+        park(store, "d")
+    wait("d")
+    let_pass(store, 3)
+    assert "'d' on w-1 for 3.0 s, with 1 behind it" in doctor._grants(store).told
+    park(store, "c")
+    wait("c")
+    assert doctor._grants(store).told.count(" on w-1 ") == 1, "that of c is recent"
 
 
 def test_a_check_that_finds_no_server_fails_by_its_name():

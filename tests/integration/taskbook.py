@@ -21,8 +21,9 @@ from typing import Any
 
 from celery import Celery, Task, chain, group, states
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+from redis import Redis
 
-from celery_singleton_lock import LockedTask, RetryLater, current_lock, current_locks
+from celery_singleton_lock import Lock, LockedTask, RetryLater, current_lock, current_locks
 
 HOLD = 120.0
 """Most seconds for which a task waits for its gate."""
@@ -294,6 +295,12 @@ def build(  # noqa: C901, PLR0915  # a list of declarations, made anew for each 
     declare("pair_running", **pair, lock_on_backend_error="run")
     declare("pair_abort", **pair, lock_on_lost="abort")
     declare("pair_limited", lock_key=None, lock_keys={"k:{key}": 1, "k:{n}": 2})
+
+    @app.task(name="lock_in_body", shared=False)
+    def lock_in_body(key: Any, n: int) -> int:
+        """A plain task that waits for the lock in its slot."""
+        with Lock(Redis.from_url(backend), f"k:{key}"):
+            return n
 
     @app.task(name="total", shared=False)
     def total(numbers: list[Any]) -> Any:

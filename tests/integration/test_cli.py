@@ -940,7 +940,7 @@ def test_doctor_is_never_green_where_it_does_not_know(run, alone, worker, admin)
     assert set(found) == {
         "connection", "scripts", "version", "eviction", "memory", "replicas", "persistence",
         "database", "clock", "schema", "workers", "modes", "sweeping", "lost", "quarantine",
-        "backlog", "paused", "closed", "costs", "parked", "drift",
+        "backlog", "paused", "closed", "costs", "grants", "parked", "drift",
     }  # fmt: skip
     assert found["database"]["health"] == "note", "the broker is there too"
     assert "redis://***@" in alone("doctor", code=4).out

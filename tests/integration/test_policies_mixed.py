@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 
 import pytest
 from celery import states
 
 from celery_singleton_lock import Lock
+from celery_singleton_lock.admin import doctor
 from celery_singleton_lock.errors import LockWaitTimeout
+from celery_singleton_lock.store.operator.redis import RedisAdminStore
 from integration.book import LONG_LEASE
 from support.waiting import eventually, in_time, never
 
@@ -50,6 +53,24 @@ def test_slots_full_of_waiting_tasks_keep_a_parked_one_for_lock_wait_timeout_at_
     assert own_book.peak(key) == 1
     holder.stop()
     in_time(took, 12 + 2)
+
+
+@pytest.mark.full
+def test_plain_tasks_that_wait_with_lock_may_keep_a_parked_one_from_its_slot(own_book, key):
+    """It is not promised that it starts. ``doctor`` tells, and one more slot ends it."""
+    holder = own_book.worker(concurrency=1, queues="other").start()
+    first = own_book.start_holder(key, queue="other")
+    with own_book.worker(concurrency=2), closing(RedisAdminStore(own_book.client)) as store:
+        parked = own_book.send("act", key, 1)
+        own_book.await_waiting(key, 1)
+        behind = [own_book.send("lock_in_body", key, n) for n in (2, 3)]
+        eventually(lambda: own_book.view(key).waiting == 3)
+        own_book.open(f"{key}-0")
+        assert own_book.value(first) == 0
+        eventually(lambda: doctor._grants(store).health is doctor.Health.WARN, 15)
+        own_book.app.control.pool_grow(1)
+        assert [own_book.value(each) for each in (parked, *behind)] == [1, 2, 3]
+    holder.stop()
 
 
 @pytest.mark.full
