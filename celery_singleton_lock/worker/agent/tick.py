@@ -24,6 +24,7 @@ class Tick:
         self._steps = steps
         self._health = health
         self._refused: dict[str, str] = {}
+        self._told = ""
 
     def __call__(self) -> None:
         """Run all steps."""
@@ -31,15 +32,21 @@ class Tick:
             for step in self._steps:
                 self._take(step)
         except BackendError as error:
-            if not self._health.down:
-                logger.warning(
-                    "celery-singleton-lock: Redis at %s: %s Locked tasks wait.",
-                    self._health.address,
-                    error,
-                )
+            self._tell(str(error))
             self._health.failed(error)
         else:
+            self._told = ""
             self._health.answered()
+
+    def _tell(self, error: str) -> None:
+        """Log an error once until a tick succeeds: a Redis that refuses does not count as down."""
+        if not self._health.down and error != self._told:
+            logger.warning(
+                "celery-singleton-lock: Redis at %s: %s Locked tasks wait.",
+                self._health.address,
+                error,
+            )
+        self._told = error
 
     def _take(self, step: Callable[[], None]) -> None:
         """Run a step. A lock that Redis refuses, or a defect, does not prevent the next steps."""
