@@ -85,7 +85,8 @@ class PoolExit:
             return True
         began = was in BEGUN
         if began and request.ending() is Ending.FINAL:
-            self.ends.note(header)
+            # In a pool of threads the traceback of the error refers to the request and its message.
+            self.ends.note(header._replace(error=None))
         self.left(request, began=began, gone=gone)
         self._in_flight.leave(header)
         return True
