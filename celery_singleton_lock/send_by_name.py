@@ -10,6 +10,8 @@ from typing import Any, Final
 
 from celery import Celery
 
+from celery_singleton_lock.worker.install import real_app
+
 _ATTRIBUTE: Final = "_celery_singleton_lock_by_name"
 
 _POSITIONAL: Final = tuple(inspect.signature(Celery.send_task).parameters)[1:]
@@ -35,12 +37,6 @@ def install(app: Celery) -> None:
     with _mutex:  # threads of a web program may bind its first tasks at once
         if not hasattr(app, _ATTRIBUTE):
             _wrap_send_task(app)
-
-
-def real_app(app: Any) -> Any:
-    """Return the app for which a proxy stands: Celery's ``current_app``, or one of werkzeug."""
-    is_proxy = hasattr(type(app), "_get_current_object")  # its __class__ is that of the app
-    return app._get_current_object() if is_proxy else app  # noqa: SLF001  # the only way
 
 
 def _wrap_send_task(app: Celery) -> None:

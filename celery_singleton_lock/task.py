@@ -17,7 +17,6 @@ from celery_singleton_lock.core.lock_mode import ENFORCE
 from celery_singleton_lock.core.model import CurrentLock
 from celery_singleton_lock.errors import LockConflict, LockQueueFull, LockWaitTimeout
 from celery_singleton_lock.send_by_name import install as install_by_name
-from celery_singleton_lock.send_by_name import real_app
 from celery_singleton_lock.send_unique import Call, marked, named, send_unique
 from celery_singleton_lock.worker.execution.batches import is_running
 from celery_singleton_lock.worker.execution.celery_outcome import Run
@@ -29,7 +28,7 @@ from celery_singleton_lock.worker.execution.task_lock import (
     entered,
 )
 from celery_singleton_lock.worker.extension import Extension
-from celery_singleton_lock.worker.install import install
+from celery_singleton_lock.worker.install import install, real_app
 from celery_singleton_lock.worker.lock_header import AFTER
 from celery_singleton_lock.worker.startup_errors import told_in_one_line
 

@@ -35,7 +35,13 @@ def install(app: Celery) -> Extension:
     if found is not None:
         return found
     with _mutex:  # threads of a web program may bind its first tasks at once
-        return getattr(app, _ATTRIBUTE, None) or _new_extension(app)
+        return getattr(app, _ATTRIBUTE, None) or _new_extension(real_app(app))
+
+
+def real_app(app: Any) -> Any:
+    """Return the app for which a proxy stands: Celery's ``current_app``, or one of werkzeug."""
+    is_proxy = hasattr(type(app), "_get_current_object")  # its __class__ is that of the app
+    return app._get_current_object() if is_proxy else app  # noqa: SLF001  # the only way
 
 
 def _new_extension(app: Celery) -> Extension:

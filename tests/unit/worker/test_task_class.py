@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import celery
 import pytest
 from celery import Celery, Task, _state
 
-from celery_singleton_lock import LockedTask
+from celery_singleton_lock import LockedTask, observe
 from celery_singleton_lock import install as install_by_name
+from celery_singleton_lock.metrics import log_events
 from celery_singleton_lock.worker.install import install
 
 
@@ -108,20 +111,45 @@ def test_the_current_app_can_be_told_of_calls_by_name(current_app):
     assert current_app.send_task("other").id
 
 
-def test_a_proxy_of_a_web_framework_can_be_told_of_calls_by_name(current_app):
-    """Like ``LocalProxy(lambda: flask.current_app.extensions["celery"])``; all calls failed."""
+@pytest.fixture
+def proxy(current_app):
+    """One like werkzeug's ``LocalProxy``, in its context, and what ends that context."""
+    context = ExitStack()
 
     class LocalProxy:  # what werkzeug's does, as far as it matters here
         __class__ = property(lambda _: Celery)
+        apps = (current_app,)
 
         def _get_current_object(self):
-            return current_app
+            for app in LocalProxy.apps:
+                return app
+            msg = "Working outside of application context."
+            raise RuntimeError(msg)
 
         def __getattr__(self, name):
-            return getattr(current_app, name)
+            return getattr(self._get_current_object(), name)
 
         def __setattr__(self, name, value):
-            setattr(current_app, name, value)
+            setattr(self._get_current_object(), name, value)
 
-    install_by_name(LocalProxy())
+    context.callback(setattr, LocalProxy, "apps", ())
+    return LocalProxy(), context.close
+
+
+def test_a_proxy_of_a_web_framework_can_be_told_of_calls_by_name(current_app, proxy):
+    """Like ``LocalProxy(lambda: flask.current_app.extensions["celery"])``; all calls failed."""
+    install_by_name(proxy[0])
     assert current_app.send_task("other").id
+
+
+@pytest.mark.parametrize(
+    "register", [log_events, lambda app: observe(app)(print)], ids=["log_events", "observe"]
+)
+def test_a_worker_starts_whose_module_gave_a_proxy_of_a_web_framework(current_app, proxy, register):
+    """It asked the proxy outside of its context, and ended with RuntimeError."""
+    app, leave = proxy
+    register(app)
+    leave()
+    task = current_app.task(settle, base=LockedTask, lock_key="a:{account_id}", shared=False)
+    current_app.finalize()
+    assert install(current_app).modes()[task.name] == "enforce"
