@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 from celery import bootsteps
 from celery.exceptions import ImproperlyConfigured
 
-from celery_singleton_lock.errors import BackendError
+from celery_singleton_lock.admin.sweep import requeue_expired
+from celery_singleton_lock.errors import BackendError, BackendUnreachable
 from celery_singleton_lock.events import (
     CallNotSent,
     Event,
@@ -36,6 +37,7 @@ from celery_singleton_lock.events import (
     TaskReplaced,
     log_keys,
 )
+from celery_singleton_lock.store.factory import admin_of
 from celery_singleton_lock.worker.extension import PATIENCE, Extension
 from celery_singleton_lock.worker.install import install
 
@@ -293,26 +295,43 @@ class FleetCollector:
             self._store = self._extension.new_store(PATIENCE)
         query = self._query
         if query is None or not query.is_alive():
-            query = self._query = _ParkedQuery(self._store, self._extension.realm)
+            sweeps = not self._extension.settings.is_quorum
+            query = self._query = _ParkedQuery(self._store, self._extension.realm, sweeps=sweeps)
             query.start()
         query.join(SCRAPED_WITHIN)
         return None if query.is_alive() else query.found
 
 
 class _ParkedQuery(threading.Thread):
-    """One query for the numbers of parked messages."""
+    """One query for the numbers of parked messages. Sweeps before, if no worker lives to do that.
 
-    def __init__(self, store: Any, realm: str) -> None:
+    Else an autoscaler would not see the tasks that a killed worker ran, or that start again later.
+    """
+
+    def __init__(self, store: Any, realm: str, *, sweeps: bool) -> None:
         super().__init__(name="singleton-lock-scrape", daemon=True)
         self._store = store
         self._realm = realm
+        self._sweeps = sweeps
         self.found: Mapping[str, Any] | None = None
 
     def run(self) -> None:
         try:
+            if self._sweeps:
+                self._sweep_without_workers()
             self.found = self._store.parked(self._realm)
         except BackendError as error:
             logger.debug("celery-singleton-lock: %s No metrics of parked messages.", error)
+
+    def _sweep_without_workers(self) -> None:
+        try:
+            admin = admin_of(self._store)
+            if not admin.workers():
+                requeue_expired(admin)
+        except BackendUnreachable:
+            raise
+        except BackendError as error:  # of one lock, or its user may not write
+            logger.debug("celery-singleton-lock: %s Not all locks were swept.", error)
 
 
 class LogLines:

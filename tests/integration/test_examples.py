@@ -17,7 +17,7 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock.config.url_text import realm_of
-from celery_singleton_lock.core.model import Claim, Owner
+from celery_singleton_lock.core.model import Claim, Owner, Verdict
 from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.redis_keys import Keyspace
@@ -247,6 +247,31 @@ def test_the_exporter_counts_parked_tasks_of_the_broker_of_the_workers(
     given["BROKER_TRANSPORT_OPTIONS"] = json.dumps(options)
     if prefix:
         given["LOCKS_PREFIX"] = prefix
+    command = [sys.executable, EXAMPLES / "monitoring" / "exporter.py"]
+    with subprocess.Popen(command, env={**os.environ, **given}) as exporter:
+        try:
+            told = f'celery_lock_parked{{queue="{queue}"}} 1.0'
+            eventually(lambda: told in served(port), 30)
+        finally:
+            exporter.kill()
+
+
+def test_the_exporter_counts_what_the_last_worker_ran_when_it_was_killed(
+    redis_url, redis_client, tmp_path
+):
+    """Nobody swept: an autoscaler saw neither a message nor a parked task, and started none."""
+    broker, queue = "amqp://localhost:1//", tmp_path.name
+    store, key = RedisStore(redis_client), f"k:{queue}"
+    with Celery(broker=broker, set_as_current=False) as app:
+        realm = realm_of(app.connection_for_read().as_uri(), {})
+    store.worker_heartbeat("w#1", realm, [queue], 1.0)
+    parked = Owner(new_token(), "2/0/0", "settle", "w#1")
+    store.park(parked, Claim(key), MessageToPark(b"body", realm, queue))
+    granted = store.receive("w#1", 10)
+    assert store.claim(parked._replace(token=granted.token), key, 1.0).verdict is Verdict.GRANTED
+    assert not store.parked(realm)
+    port = free_port()
+    given = {"CELERY_BROKER_URL": broker, "LOCKS_URL": redis_url, "PORT": str(port)}
     command = [sys.executable, EXAMPLES / "monitoring" / "exporter.py"]
     with subprocess.Popen(command, env={**os.environ, **given}) as exporter:
         try:

@@ -7,12 +7,14 @@ import logging
 import re
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from celery import Celery
 
 from celery_singleton_lock import metrics as metrics_module
 from celery_singleton_lock.core.lock_view import WaitsFor
+from celery_singleton_lock.errors import BackendRefused, BackendUnreachable
 from celery_singleton_lock.events import (
     BackendDown,
     LeaseLost,
@@ -150,6 +152,7 @@ def test_a_scrape_is_answered_while_the_query_of_parked_messages_takes_longer(mo
 
     monkeypatch.setattr(metrics_module, "SCRAPED_WITHIN", 0.05)
     monkeypatch.setattr(install(app), "new_store", lambda _: Silent())
+    monkeypatch.setattr(metrics_module, "admin_of", lambda _: Mock(workers=lambda: {"w#1": {}}))
     try:
         for _ in range(3):
             assert registry.get_sample_value("celery_lock_fleet_up") == 0
@@ -157,6 +160,19 @@ def test_a_scrape_is_answered_while_the_query_of_parked_messages_takes_longer(mo
     finally:
         answers.set()
     eventually(lambda: registry.get_sample_value("celery_lock_fleet_up") == 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "up"), [(BackendRefused("NOPERM"), 1), (BackendUnreachable("no answer"), 0)]
+)
+def test_a_scrape_that_may_not_sweep_reads_the_numbers_all_the_same(monkeypatch, error, up):
+    app = Celery("app", set_as_current=False)
+    app.conf.singleton_lock_backend = "redis://127.0.0.1:1/0"
+    registry = prometheus.CollectorRegistry()
+    export(app, registry)
+    monkeypatch.setattr(install(app), "new_store", lambda _: Mock(parked=lambda _: {}))
+    monkeypatch.setattr(metrics_module, "admin_of", lambda _: Mock(workers=Mock(side_effect=error)))
+    assert registry.get_sample_value("celery_lock_fleet_up") == up
 
 
 @pytest.mark.parametrize(
