@@ -283,6 +283,7 @@ def log_keys(event: Event) -> dict[str, Any]:
 
 _LOGGED: Final[dict[type[Event], str]] = {
     **CELERY_EVENTS,
+    CallNotSent: "lock-not-sent",
     BackendDown: "lock-backend-down",
     BackendUp: "lock-backend-up",
 }

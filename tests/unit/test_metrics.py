@@ -17,6 +17,7 @@ from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.errors import BackendRefused, BackendUnreachable
 from celery_singleton_lock.events import (
     BackendDown,
+    CallNotSent,
     LeaseLost,
     LockAcquired,
     LockClosed,
@@ -181,6 +182,7 @@ def test_a_scrape_that_may_not_sweep_reads_the_numbers_all_the_same(monkeypatch,
         TaskBlocked("account:42", "settle", "id-1", holder="x", rank=2),
         LeaseLost("account:42", "settle", "id-1", reason="lapsed"),
         BackendDown("redis://host/0"),
+        CallNotSent("account:42", "settle", "id-1", of="id-0"),  # told by the sender
     ],
 )
 def test_each_event_can_be_logged_with_stable_keys(caplog, event):
