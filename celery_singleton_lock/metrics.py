@@ -18,7 +18,7 @@ from celery import bootsteps
 from celery.exceptions import ImproperlyConfigured
 
 from celery_singleton_lock.admin.sweep import requeue_expired
-from celery_singleton_lock.errors import BackendError, BackendUnreachable
+from celery_singleton_lock.errors import BackendError
 from celery_singleton_lock.events import (
     CallNotSent,
     Event,
@@ -328,9 +328,7 @@ class _ParkedQuery(threading.Thread):
             admin = admin_of(self._store)
             if not admin.workers():
                 requeue_expired(admin)
-        except BackendUnreachable:
-            raise
-        except BackendError as error:  # of one lock, or its user may not write
+        except BackendError as error:  # of one lock, or Redis accepts no changes at present
             logger.debug("celery-singleton-lock: %s Not all locks were swept.", error)
 
 
