@@ -765,7 +765,7 @@ ENDINGS: Final = (
     Ending("`Reject(requeue=True)`", itself("requeue"), states.PENDING, late=states.SUCCESS,
            runs=(1, 2), part=ITSELF),
     Ending("`sys.exit`", itself("exit"), _FAILED, part=ITSELF,
-           but={**dict.fromkeys(THREADED, ((states.PENDING,), 1)), "solo": ((_FAILED,), 1)}),
+           but=dict.fromkeys(THREADED, ((states.PENDING,), 1))),
     Ending("`os._exit`", itself("os-exit"), _FAILED, late=_FAILED, cannot=_NO_CHILD, part=ITSELF),
     Ending("soft time limit", soft_limit, _FAILED, late=_FAILED, part=ENDED,
            cannot=dict.fromkeys(THREADED, NO_LIMITS)),
