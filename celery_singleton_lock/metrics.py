@@ -251,6 +251,9 @@ class WorkerCollector:
 SCRAPED_WITHIN: Final = 2 * PATIENCE
 """Seconds for which a scrape waits for Redis. Prometheus gives up a scrape after ten by default."""
 
+SWEPT_WITHIN: Final = 1.0
+"""Seconds of a scrape in which locks are swept: there may be more than it can sweep in time."""
+
 
 class FleetCollector:
     """Exports the numbers of parked messages of all workers, which each scrape reads from Redis.
@@ -327,7 +330,7 @@ class _ParkedQuery(threading.Thread):
         try:
             admin = admin_of(self._store)
             if not admin.workers():
-                requeue_expired(admin)
+                requeue_expired(admin, within=SWEPT_WITHIN)
         except BackendError as error:  # of one lock, or Redis accepts no changes at present
             logger.debug("celery-singleton-lock: %s Not all locks were swept.", error)
 

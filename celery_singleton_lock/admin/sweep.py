@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, groupby, islice
@@ -69,7 +70,7 @@ def sweep_once(
     return swept
 
 
-def requeue_expired(store: AdminStore) -> None:
+def requeue_expired(store: AdminStore, *, within: float = math.inf) -> None:
     """Return the stored messages of expired holders to their queues, and send none.
 
     Workers do this about once a second. Without a live worker, a command does it before it selects
@@ -77,12 +78,16 @@ def requeue_expired(store: AdminStore) -> None:
 
     Args:
         store: the store of the locks.
+        within: seconds after which no further locks are swept; the next call sweeps others first.
 
     Raises:
         BackendError: Redis did not answer, or refused the command.
     """
+    until = store.clock.monotonic() + within
     for fresh in _due(store):
         store.sweep_and_grant_many(fresh)
+        if store.clock.monotonic() > until:
+            return
 
 
 def _due(store: AdminStore) -> Iterator[list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import re
@@ -13,6 +14,7 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock import metrics as metrics_module
+from celery_singleton_lock.core.clock import MovableClock
 from celery_singleton_lock.core.lock_view import WaitsFor
 from celery_singleton_lock.errors import BackendRefused, BackendUnreachable
 from celery_singleton_lock.events import (
@@ -161,6 +163,26 @@ def test_a_scrape_is_answered_while_the_query_of_parked_messages_takes_longer(mo
     finally:
         answers.set()
     eventually(lambda: registry.get_sample_value("celery_lock_fleet_up") == 1)
+
+
+def test_a_scrape_tells_what_is_parked_though_it_cannot_sweep_all_locks_that_are_due(monkeypatch):
+    """Else an autoscaler that has scaled to zero sees nothing while 20,000 locks have waiters."""
+    app = Celery("app", set_as_current=False)
+    app.conf.singleton_lock_backend = "redis://127.0.0.1:1/0"
+    registry = prometheus.CollectorRegistry()
+    export(app, registry)
+    names, clock = itertools.count(), MovableClock()
+
+    def due():
+        clock.advance(0.4)
+        name = next(names)
+        return [f"lock:{name}"] if name < 1000 else []
+
+    admin = Mock(workers=dict, take_due_locks=due, clock=clock)
+    monkeypatch.setattr(install(app), "new_store", lambda _: Mock(parked=lambda _: {}))
+    monkeypatch.setattr(metrics_module, "admin_of", lambda _: admin)
+    assert registry.get_sample_value("celery_lock_fleet_up") == 1
+    assert admin.sweep_and_grant_many.call_count == 3
 
 
 @pytest.mark.parametrize("error", [BackendRefused("NOPERM"), BackendUnreachable("NOREPLICAS")])
