@@ -35,8 +35,15 @@ class Tick:
             self._tell(str(error))
             self._health.failed(error)
         else:
-            self._told = ""
+            self._accepted()
             self._health.answered()
+
+    def _accepted(self) -> None:
+        if self._told and not self._health.down:  # else the health logs that it answers again
+            logger.warning(
+                "celery-singleton-lock: Redis at %s accepts calls again.", self._health.address
+            )
+        self._told = ""
 
     def _tell(self, error: str) -> None:
         """Log an error once until a tick succeeds: a Redis that refuses does not count as down."""
