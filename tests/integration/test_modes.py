@@ -113,7 +113,7 @@ def test_observe_runs_tasks_and_reports_what_would_have_blocked(book, worker, ke
         (task,) = book.store.observations().tasks or [None]
         return task if task and (task.name, task.runs, task.blocked) == ("act", 2, 1) else None
 
-    assert eventually(observed).waited > 0
+    assert eventually(observed, message=lambda: str(book.store.observations())).waited > 0
     (lock,) = book.store.observations().locks
     assert (lock.name, lock.blocked) == (f"k:{key}", 1)
     worker.await_log("would have been blocked")

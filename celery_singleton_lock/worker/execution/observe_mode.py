@@ -58,8 +58,8 @@ class ObserveMode:
         Returns:
             The result of ``go``.
         """
-        self._begin(owner, claim, waits=waits)
         began = self._clock.monotonic()
+        self._begin(owner, claim, waits=waits)
         try:
             return go()
         finally:
