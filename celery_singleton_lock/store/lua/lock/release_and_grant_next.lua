@@ -84,7 +84,7 @@ sweep(own)
 grant_waiters(own)
 local head = where and redis.call('ZRANGE', queue, 0, 0)[1]
 local first = head and load(head)
-if first and not first.parked then -- it may wait for no other any more, and has to learn until when it waits
+if first and not first.parked then -- it may now wait for a rate or a pause, and must learn its end
   local reason, till = waits_for(nil, first)
   if till and (reason == 'rate' or reason == 'pause') then wake(head) end
 end
