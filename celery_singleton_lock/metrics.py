@@ -153,11 +153,47 @@ class TaskMetrics:
     """Counts the events of tasks.
 
     Args:
-        registry: registry of the metrics.
-        by_lock: whether the lock's name is a label.
+        by_lock: returns whether the lock's name is a label. The first event asks it: by then the
+            app has its settings, which it may not have when it is given a registry.
     """
 
-    def __init__(self, registry: CollectorRegistry, *, by_lock: bool = False) -> None:
+    def __init__(self, by_lock: Callable[[], bool]) -> None:
+        self._by_lock = by_lock
+        self._made: dict[str, _Counts] = {}
+
+    def describe(self) -> Iterator[Metric]:
+        """Yield the metrics without values."""
+        from prometheus_client.core import (  # noqa: PLC0415  # an extra
+            CounterMetricFamily,
+            HistogramMetricFamily,
+        )
+
+        for name, about in COUNTERS.items():
+            yield CounterMetricFamily(name, about)
+        for name, about in HISTOGRAMS.items():
+            yield HistogramMetricFamily(name, about)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics."""
+        counts = self._made.get("counts")
+        if counts is None:
+            yield from self.describe()
+        else:
+            for metric in counts.metrics.values():
+                yield from metric.collect()
+
+    def notify(self, event: Event) -> None:
+        """Count an event."""
+        counts = self._made.get("counts")
+        if counts is None:  # of two threads the first sets it
+            counts = self._made.setdefault("counts", _Counts(by_lock=self._by_lock()))
+        counts.notify(event)
+
+
+class _Counts:
+    """The metrics of tasks, with their labels."""
+
+    def __init__(self, *, by_lock: bool) -> None:
         from prometheus_client import Counter, Histogram  # noqa: PLC0415  # an extra
 
         self._by_lock = by_lock
@@ -167,17 +203,16 @@ class TaskMetrics:
             "celery_lock_delivered": ("verdict",),
             "celery_lock_duplicates": ("verdict",),
         }
-        self._counters = {
-            name: Counter(name, about, (*labels, *further.get(name, ())), registry=registry)
+        self.metrics: dict[str, Any] = {
+            name: Counter(name, about, (*labels, *further.get(name, ())), registry=None)
             for name, about in COUNTERS.items()
         }
-        self._histograms = {
-            name: Histogram(name, about, labels, registry=registry, buckets=BUCKETS)
+        self.metrics |= {
+            name: Histogram(name, about, labels, registry=None, buckets=BUCKETS)
             for name, about in HISTOGRAMS.items()
         }
 
     def notify(self, event: Event) -> None:
-        """Count an event."""
         match event:
             case LockAcquired():
                 self._count("acquired", event)
@@ -201,15 +236,15 @@ class TaskMetrics:
         return (event.task, event.lock) if self._by_lock else (event.task,)
 
     def _count(self, what: str, event: TaskEvent, *further: str) -> None:
-        self._counters[f"celery_lock_{what}"].labels(*self._labels(event), *further).inc()
+        self.metrics[f"celery_lock_{what}"].labels(*self._labels(event), *further).inc()
 
     def _begin_losses(self, event: TaskEvent) -> None:
         """Export counters of zero, since Prometheus does not count the first value of a series."""
         for what in ("lost", "parked_lost"):
-            self._counters[f"celery_lock_{what}"].labels(*self._labels(event))
+            self.metrics[f"celery_lock_{what}"].labels(*self._labels(event))
 
     def _observe(self, what: str, event: TaskEvent, seconds: float) -> None:
-        metric = self._histograms[f"celery_lock_{what}_seconds"]
+        metric = self.metrics[f"celery_lock_{what}_seconds"]
         metric.labels(*self._labels(event)).observe(seconds)
 
 
@@ -379,8 +414,9 @@ def export(app: Celery, registry: CollectorRegistry, *, fleet: bool = True) -> N
         ImportError: ``prometheus_client`` is not installed.
     """
     extension = install(app)
-    by_lock = extension.settings.metrics_by_lock
-    extension.observers.add(TaskMetrics(registry, by_lock=by_lock))
+    tasks = TaskMetrics(lambda: extension.settings.metrics_by_lock)
+    registry.register(tasks)
+    extension.observers.add(tasks)
     registry.register(WorkerCollector(extension.worker_report))
     if fleet:
         registry.register(FleetCollector(extension))

@@ -65,6 +65,12 @@ SERIES = {
 NOT_KNOWN = {"waits_for": "unknown"}
 
 
+def task_metrics(registry, *, by_lock=False):
+    metrics = TaskMetrics(lambda: by_lock)
+    registry.register(metrics)
+    return metrics
+
+
 @pytest.mark.parametrize(
     ("event", "series", "labels"),
     [
@@ -86,7 +92,7 @@ NOT_KNOWN = {"waits_for": "unknown"}
 def test_each_event_counts_by_task_and_by_lock_only_if_asked(event, series, labels, by_lock):
     """A lock per account would be a series per account."""
     registry = prometheus.CollectorRegistry()
-    metrics = TaskMetrics(registry, by_lock=by_lock)
+    metrics = task_metrics(registry, by_lock=by_lock)
     for _ in range(2):
         metrics.notify(event("account:42", "settle", "id-1"))
     labels = {"task": "settle", **({"lock": "account:42"} if by_lock else {}), **labels}
@@ -99,7 +105,7 @@ def test_each_event_counts_by_task_and_by_lock_only_if_asked(event, series, labe
 def test_the_first_loss_of_a_task_increases_a_counter_that_was_zero(kind, by_lock):
     """Otherwise Prometheus sees no increase, and the alert has to guess whether a series is new."""
     registry = prometheus.CollectorRegistry()
-    TaskMetrics(registry, by_lock=by_lock).notify(kind("a:1", "settle", "id"))
+    task_metrics(registry, by_lock=by_lock).notify(kind("a:1", "settle", "id"))
     labels = {"task": "settle", **({"lock": "a:1"} if by_lock else {})}
     assert registry.get_sample_value("celery_lock_lost_total", labels) == 0
     assert registry.get_sample_value("celery_lock_parked_lost_total", labels) == 0
@@ -110,14 +116,14 @@ def test_the_first_loss_of_a_task_increases_a_counter_that_was_zero(kind, by_loc
 def test_blocked_tasks_are_counted_by_what_they_wait_for(kind, reason):
     """A closed list: the number of series does not grow with locks or tasks that are blocked."""
     registry = prometheus.CollectorRegistry()
-    TaskMetrics(registry).notify(kind("a:1", "settle", "id", policy="x", waits_for=reason.value))
+    task_metrics(registry).notify(kind("a:1", "settle", "id", policy="x", waits_for=reason.value))
     labels = {"task": "settle", "policy": "x", "waits_for": reason.value}
     assert registry.get_sample_value("celery_lock_blocked_total", labels) == 1
 
 
 def test_seconds_are_put_into_histograms():
     registry = prometheus.CollectorRegistry()
-    metrics = TaskMetrics(registry)
+    metrics = task_metrics(registry)
     metrics.notify(LockAcquired("a:1", "settle", "id", waited=4.0))
     metrics.notify(LockReleased("a:1", "settle", "id", held=0.25))
     for name, value in (("wait", 4.0), ("hold", 0.25)):
@@ -126,7 +132,45 @@ def test_seconds_are_put_into_histograms():
 
 
 def test_an_outage_is_no_tasks_event():
-    TaskMetrics(prometheus.CollectorRegistry()).notify(BackendDown("redis://host/0"))
+    task_metrics(prometheus.CollectorRegistry()).notify(BackendDown("redis://host/0"))
+
+
+def test_an_app_may_be_configured_after_it_is_given_a_registry():
+    """Else its beat sends no periodic tasks, and its locks ignore their settings."""
+    app = Celery("app", set_as_current=False)
+    registry = prometheus.CollectorRegistry()
+    export(app, registry)
+    configured = []
+
+    @app.on_after_configure.connect
+    def set_up(sender, **_):
+        configured.append(sender)
+
+    app.conf.singleton_lock_metrics_by_lock = True
+    app.conf.singleton_lock_mode = "observe"
+    assert install(app).settings.mode == "observe"
+    assert configured == [app]
+    install(app).observers.notify(LockAcquired("a:1", "settle", "id"))
+    labels = {"task": "settle", "lock": "a:1"}
+    assert registry.get_sample_value("celery_lock_acquired_total", labels) == 1
+
+
+def test_metrics_of_tasks_are_described_before_the_first_event():
+    registry = prometheus.CollectorRegistry()
+    metrics = task_metrics(registry)
+    before = prometheus.generate_latest(registry).decode()
+    metrics.notify(LockAcquired("a:1", "settle", "id"))
+    after = prometheus.generate_latest(registry).decode().splitlines()
+    about = {line for line in after if line.startswith("#") and "_created" not in line}
+    assert about == set(before.splitlines())
+
+
+def test_one_registry_does_not_take_the_metrics_twice():
+    app = Celery("app", set_as_current=False)
+    registry = prometheus.CollectorRegistry()
+    export(app, registry)
+    with pytest.raises(ValueError, match="celery_lock_acquired"):
+        export(app, registry)
 
 
 def test_to_register_asks_no_redis():
