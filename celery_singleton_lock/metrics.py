@@ -330,7 +330,7 @@ class FleetCollector:
         there start no other one.
         """
         if self._store is None:
-            self._store = self._extension.new_store(PATIENCE)
+            self._store = self._extension.new_store(PATIENCE, operator=True)
         query = self._query
         if query is None or not query.is_alive():
             sweeps = not self._extension.settings.is_quorum

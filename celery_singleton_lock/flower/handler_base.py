@@ -48,7 +48,7 @@ class AppLocks:
         """
         if self._rows is None:
             extension = install(self._capp)
-            self._rows = LockRows(admin_of(extension.new_store(PATIENCE)))
+            self._rows = LockRows(admin_of(extension.new_store(PATIENCE, operator=True)))
         return self._rows
 
     def actions(self) -> OperatorActions:

@@ -329,19 +329,22 @@ class Extension:
             self._store, self._store_pid = self.new_store(patience, direct=True), os.getpid()
         return self._store
 
-    def new_store(self, patience: float, *, direct: bool = False) -> RedisStore | TaskQuorum:
+    def new_store(
+        self, patience: float, *, direct: bool = False, operator: bool = False
+    ) -> RedisStore | TaskQuorum:
         """Return a store with its own connections. Nothing is sent yet.
 
         Args:
             patience: seconds within which Redis must answer.
             direct: send single scripts without redis-py's client, which takes half the time.
+            operator: respect a quarantine of other clients even if this app lacks the setting.
 
         Raises:
             ConfigurationError: no usable URL is configured.
         """
         if self.settings.is_quorum:
             return self._new_quorum()
-        return self._new_redis(patience, direct=direct)
+        return self._new_redis(patience, direct=direct, operator=operator)
 
     def new_replicated_store(self, patience: float) -> RedisStore | None:
         """Return a store that waits for replicas, as :meth:`new_store` does.
@@ -356,7 +359,12 @@ class Extension:
         return self._new_redis(patience, replicas=replicas)
 
     def _new_redis(
-        self, patience: float, *, direct: bool = False, replicas: Replicas = NO_REPLICAS
+        self,
+        patience: float,
+        *,
+        direct: bool = False,
+        operator: bool = False,
+        replicas: Replicas = NO_REPLICAS,
     ) -> RedisStore:
         settings = self.settings
         return open_store(
@@ -365,7 +373,7 @@ class Extension:
             settings.prefix,
             patience=patience,
             direct=direct,
-            quarantine=settings.quarantine,
+            quarantine=settings.quarantine or (None if operator else False),
             replicas=replicas,
         )
 

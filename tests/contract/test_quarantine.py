@@ -10,6 +10,7 @@ import re
 from contextlib import ExitStack, closing
 
 import pytest
+from celery import Celery
 from click.testing import CliRunner
 
 from celery_singleton_lock.admin import why
@@ -20,8 +21,12 @@ from celery_singleton_lock.core.model import Claim, Ending, Owner, Reservation, 
 from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.flower.changes import ChangeRequest, Target
+from celery_singleton_lock.flower.handler_base import AppLocks
+from celery_singleton_lock.metrics import export
 from celery_singleton_lock.store.cluster.sync import ClusterStore
 from celery_singleton_lock.store.factory import admin_of
+from celery_singleton_lock.store.operator.base import Operator
 from celery_singleton_lock.store.redis.sync import RedisStore
 from support.passing_time import let_pass
 from support.replication import is_replicated
@@ -210,19 +215,51 @@ def test_a_command_for_a_url_grants_nothing_while_a_new_server_waits(
 ):
     """The URL does not say that the workers have the setting, and the operator may not know it."""
     server = make_redis()
-    let_serve(server)
-    store = stores(server)
-    (holder, _), (waiter, _), (other, _) = (acquire(store, wait=3000.0) for _ in range(3))
-    with server.client() as client:
-        client.zrem(store.keyspace.lock("a").holders, holder.token)
-        client.zadd(store.keyspace.lock("a").due, {"a": 0})
-        if replaced:  # and had not replicated the grant
-            client.hset("csl:fleet:server", "run", "another")
+    store, (waiter, other) = lose_the_holder(server, stores, replaced=replaced)
     named = {"WAITER": waiter.token, "OTHER": other.token}
     env = {"CELERY_SINGLETON_LOCK_BACKEND": server.url}
     ran = CliRunner().invoke(main, [named.get(word, word) for word in command], env=env)
     assert ran.exit_code == 0, ran.output
     assert bool(store.inspect("a").holders) is not replaced
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_scrape_grants_nothing_while_a_new_server_waits(make_redis, stores, replaced):
+    """It sweeps while no worker lives, and its program may not have the workers' settings."""
+    registry = pytest.importorskip("prometheus_client").CollectorRegistry()
+    server = make_redis()
+    store, _ = lose_the_holder(server, stores, replaced=replaced)
+    with Celery("exporter", broker=server.url, set_as_current=False) as app:
+        export(app, registry)
+        assert registry.get_sample_value("celery_lock_fleet_up") == 1
+    assert bool(store.inspect("a").holders) is not replaced
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_the_page_in_flower_grants_nothing_while_a_new_server_waits(make_redis, stores, replaced):
+    """Flower often has the URL of the broker only."""
+    server = make_redis()
+    store, (waiter, _) = lose_the_holder(server, stores, replaced=replaced)
+    with Celery("flower", broker=server.url, set_as_current=False) as app:
+        locks = AppLocks(app)
+        rows = locks.rows()
+        (row,) = rows.page()["locks"]
+        change = ChangeRequest("promote", (Target(row["id"], waiter.token),), sure=True)
+        assert rows.changes(locks.actions()).carry_out(change, Operator("jane")).done == {"a": 1}
+    assert bool(store.inspect("a").holders) is not replaced
+
+
+def lose_the_holder(server, stores, *, replaced):
+    """Let two wait for a lock whose holder is gone, on a server that may have been replaced."""
+    let_serve(server)
+    store = stores(server)
+    (holder, _), (first, _), (second, _) = (acquire(store, wait=3000.0) for _ in range(3))
+    with server.client() as client:
+        client.zrem(store.keyspace.lock("a").holders, holder.token)
+        client.zadd(store.keyspace.lock("a").due, {"a": 0})
+        if replaced:  # and had not replicated the grant
+            client.hset("csl:fleet:server", "run", "another")
+    return store, (first, second)
 
 
 def test_a_command_for_a_url_starts_no_quarantine_of_its_own(make_redis):

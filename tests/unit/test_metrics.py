@@ -198,7 +198,7 @@ def test_a_scrape_is_answered_while_the_query_of_parked_messages_takes_longer(mo
             return {}
 
     monkeypatch.setattr(metrics_module, "SCRAPED_WITHIN", 0.05)
-    monkeypatch.setattr(install(app), "new_store", lambda _: Silent())
+    monkeypatch.setattr(install(app), "new_store", lambda *_, **__: Silent())
     monkeypatch.setattr(metrics_module, "admin_of", lambda _: Mock(workers=lambda: {"w#1": {}}))
     try:
         for _ in range(3):
@@ -223,7 +223,7 @@ def test_a_scrape_tells_what_is_parked_though_it_cannot_sweep_all_locks_that_are
         return [f"lock:{name}"] if name < 1000 else []
 
     admin = Mock(workers=dict, take_due_locks=due, clock=clock)
-    monkeypatch.setattr(install(app), "new_store", lambda _: Mock(parked=lambda _: {}))
+    monkeypatch.setattr(install(app), "new_store", lambda *_, **__: Mock(parked=lambda _: {}))
     monkeypatch.setattr(metrics_module, "admin_of", lambda _: admin)
     assert registry.get_sample_value("celery_lock_fleet_up") == 1
     assert admin.sweep_and_grant_many.call_count == 3
@@ -236,7 +236,7 @@ def test_a_scrape_that_may_not_sweep_reads_the_numbers_all_the_same(monkeypatch,
     app.conf.singleton_lock_backend = "redis://127.0.0.1:1/0"
     registry = prometheus.CollectorRegistry()
     export(app, registry)
-    monkeypatch.setattr(install(app), "new_store", lambda _: Mock(parked=lambda _: {}))
+    monkeypatch.setattr(install(app), "new_store", lambda *_, **__: Mock(parked=lambda _: {}))
     monkeypatch.setattr(metrics_module, "admin_of", lambda _: Mock(workers=Mock(side_effect=error)))
     assert registry.get_sample_value("celery_lock_fleet_up") == 1
 
