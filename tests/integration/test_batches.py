@@ -71,6 +71,20 @@ def test_batches_of_one_lock_never_overlap(own_book, app, pool):
     assert not own_book.store.inspect("batch").holders
 
 
+def test_batches_do_not_overlap_after_the_pool_was_restarted(own_book, app, pool):
+    """``celery control pool_restart`` gave celery-batches the pool that takes no locks."""
+    conf = {"conf": {"worker_pool_restarts": True}}
+    with worker(own_book, pool, env={"BATCH": json.dumps(conf)}) as one:
+        with Lock(own_book.client, "batch"):
+            told = app.control.pool_restart(destination=[one.node_name], reply=True, timeout=20)
+            assert "ok" in str(told)
+            sent = send(app, "park", 4)
+            eventually(lambda: own_book.store.inspect("batch").waiting or runs(own_book))
+            assert runs(own_book) == []
+        assert {state for state, _ in ended(own_book, sent)} == {states.SUCCESS}
+        assert {run["lock"] for run in runs(own_book)} == {"batch"}
+
+
 def test_skip_fail_and_a_time_out_reach_each_message(own_book, app, pool):
     """Also those of a chord; the worker logs each, and none has run."""
     with Lock(own_book.client, "batch"), worker(own_book, pool) as one:
@@ -151,7 +165,7 @@ def test_one_call_of_a_batch_has_no_lock_options(own_book, app):
         ({"lock_max_waiting": 3}, "lock_max_waiting is 3"),
         ({"lock_on_retry": "keep"}, "lock_on_retry is 'keep'"),
         ({"lock_on_lost": "abort"}, "lock_on_lost is 'abort'"),
-        ({"lock_hold_for": 5}, "lock_hold_for is 5.0"),
+        ({"lock_hold_for": 5}, "lock_hold_for is 5,"),
     ],
     ids=str,
 )

@@ -132,15 +132,16 @@ def lock_batches(runtime: Any) -> None:
                     "unknown way, so no lock would be taken. Use celery-batches 0.11."
                 )
                 raise ImproperlyConfigured(msg)
-            task._pool = BatchPool(runtime)  # noqa: SLF001  # celery-batches has no public hook
-            task.flush = partial(_flush, type(task).flush, task)
+            task.flush = partial(_flush, runtime, task)
 
 
-def _flush(flush: Callable[..., Any], task: Any, requests: Any) -> Any:
+def _flush(runtime: Any, task: Any, requests: Any) -> Any:
     """Send a batch. Reading its context makes Celery store the canvas of a message."""
     for request in requests:
         request._context  # noqa: B018, SLF001  # the child needs the chord if the batch is refused
-    return flush(task, requests)
+    # celery-batches has no public hook. It sets the pool anew after each pool_restart.
+    task._pool = BatchPool(runtime)  # noqa: SLF001
+    return type(task).flush(task, requests)
 
 
 class RefusedBatch(NamedTuple):
