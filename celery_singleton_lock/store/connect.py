@@ -13,7 +13,12 @@ import redis
 from redis.backoff import NoBackoff
 from redis.cluster import REDIS_ALLOWED_KEYS, ClusterNode
 from redis.retry import Retry
-from redis.sentinel import Sentinel, SentinelConnectionPool
+from redis.sentinel import (
+    Sentinel,
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+)
 
 from celery_singleton_lock.config.client_options import FOR_SENTINELS, IN_SETTINGS, read
 from celery_singleton_lock.config.credentials import PROVIDER, provider_of
@@ -56,6 +61,23 @@ _OF_CLUSTERS: Final = frozenset(REDIS_ALLOWED_KEYS) | {*signature(redis.RedisClu
 """Options that a client of a Cluster uses; it ignores any other."""
 
 
+class _MasterConnection(SentinelManagedConnection):
+    """Closed after an error, as a connection without Sentinels is.
+
+    redis-py leaves it open after a time-out, unless the client may repeat the call. The next call
+    would read the late reply, and each later call the reply of the one before.
+    """
+
+    def read_response(
+        self, *args: Any, disconnect_on_error: bool | None = True, **options: Any
+    ) -> Any:
+        return super().read_response(*args, disconnect_on_error=disconnect_on_error, **options)
+
+
+class _MasterTLSConnection(_MasterConnection, SentinelManagedSSLConnection):
+    pass
+
+
 def connect(address: BackendAddress, options: Mapping[str, Any], *, patience: float) -> redis.Redis:
     """Return a client with connections of its own. Nothing is sent yet.
 
@@ -92,6 +114,8 @@ def connect(address: BackendAddress, options: Mapping[str, Any], *, patience: fl
     except TypeError as error:
         _not_taken(error, _OF_SERVERS, IN_SETTINGS.format(FOR_SENTINELS))
     for_master = {**for_server, **said(address)}
+    kind = _MasterTLSConnection if for_master.pop("ssl", False) else _MasterConnection
+    for_master.setdefault("connection_class", kind)
     pool = _SentinelPool(options["master_name"], manager, **for_master)
     client = redis.Redis(connection_pool=pool)
     client.auto_close_connection_pool = True  # no other client uses this pool

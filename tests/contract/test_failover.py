@@ -14,6 +14,7 @@ from celery_singleton_lock.errors import BackendUnreachable
 from celery_singleton_lock.lock.sync import Lock
 from celery_singleton_lock.store.connect import connect
 from celery_singleton_lock.store.redis.sync import RedisStore
+from celery_singleton_lock.store.requests import Batch, Command
 from support.proxy import Proxy
 from support.sentinel import SentinelSet
 from support.waiting import eventually, in_time
@@ -131,6 +132,30 @@ def test_a_renewal_follows_the_master_though_a_replica_keeps_the_connection(make
                 store.extend(leases)
             assert store.extend(leases) == [True, False]
             other.replicaof("NO", "ONE")
+
+
+@pytest.mark.parametrize("together", [1, 3])
+def test_a_reply_after_the_timeout_is_not_that_of_a_later_call(servers, store_on, together):
+    """A worker behind Sentinels read each reply of its connection one call too late, for good."""
+    store = store_on(servers, patience=1.0)
+    eventually(lambda: asked(store, "ready", together))
+    master = servers.master()
+    master.pause()
+    assert asked(store, "late", together) is None
+    master.resume()
+    for word in ("one", "two", "three"):
+        wanted = [f"{word}{n}" for n in range(together)]
+        assert eventually(lambda word=word: asked(store, word, together)) == wanted
+
+
+def asked(store, word, together):
+    """Let the server repeat some words; return nothing while it does not answer."""
+    echoes = [Command(("ECHO", f"{word}{n}")) for n in range(together)]
+    try:
+        replies = store.do(Batch(echoes)) if together > 1 else [store.do(echoes[0])]
+    except BackendUnreachable:
+        return None
+    return [reply.decode() for reply in replies]
 
 
 def test_too_few_replicas_is_an_outage_and_not_a_refusal(make_redis, make_store):
