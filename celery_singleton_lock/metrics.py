@@ -39,7 +39,7 @@ from celery_singleton_lock.events import (
 )
 from celery_singleton_lock.store.factory import admin_of
 from celery_singleton_lock.worker.extension import PATIENCE, Extension
-from celery_singleton_lock.worker.install import install
+from celery_singleton_lock.worker.install import install, refuse_other_than_app
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -394,7 +394,15 @@ def log_events(app: Celery, level: int = logging.INFO) -> None:
     Args:
         app: the Celery app.
         level: level of :mod:`logging`.
+
+    Raises:
+        TypeError: ``app`` is not a Celery app, or ``level`` is not a number.
     """
+    refuse_other_than_app(app, "log_events")
+    given: Any = level  # a caller may pass anything
+    if not isinstance(given, int):
+        msg = f"log_events() got the level {given!r:.200}: give a number, such as logging.INFO."
+        raise TypeError(msg)
     install(app).observers.add(LogLines(level))
 
 
@@ -412,7 +420,9 @@ def export(app: Celery, registry: CollectorRegistry, *, fleet: bool = True) -> N
 
     Raises:
         ImportError: ``prometheus_client`` is not installed.
+        TypeError: ``app`` is not a Celery app.
     """
+    refuse_other_than_app(app, "export")
     extension = install(app)
     tasks = TaskMetrics(lambda: extension.settings.metrics_by_lock)
     registry.register(tasks)

@@ -6,7 +6,9 @@ import importlib
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
+from typing import Any, Final, TypeVar, get_args
+
+from celery import Celery
 
 import celery_singleton_lock.worker.celery_hook  # noqa: F401  # adds a startup check
 from celery_singleton_lock.events import (
@@ -14,9 +16,6 @@ from celery_singleton_lock.events import (
     Listener,
 )
 from celery_singleton_lock.worker.extension import Extension
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 _ATTRIBUTE: Final = "_celery_singleton_lock"
 _COMMANDS: Final = "celery.worker.control"
@@ -34,6 +33,7 @@ def install(app: Celery) -> Extension:
     found: Extension | None = getattr(app, _ATTRIBUTE, None)
     if found is not None:
         return found
+    refuse_other_than_app(app, "install")
     with _mutex:  # threads of a web program may bind its first tasks at once
         return getattr(app, _ATTRIBUTE, None) or _new_extension(real_app(app))
 
@@ -42,6 +42,13 @@ def real_app(app: Any) -> Any:
     """Return the app for which a proxy stands: Celery's ``current_app``, or one of werkzeug."""
     is_proxy = hasattr(type(app), "_get_current_object")  # its __class__ is that of the app
     return app._get_current_object() if is_proxy else app  # noqa: SLF001  # the only way
+
+
+def refuse_other_than_app(app: object, function: str) -> None:
+    """Raise TypeError if an argument is not a Celery app, nor a proxy of one."""
+    if not isinstance(app, Celery):
+        msg = f"{function}() got {app!r:.200}: give the Celery app as its first argument."
+        raise TypeError(msg)
 
 
 def _new_extension(app: Celery) -> Extension:
@@ -85,8 +92,9 @@ def observe(app: Celery, *kinds: type[Event]) -> Callable[[_Call], _Call]:
         A decorator, which returns the function unchanged.
 
     Raises:
-        TypeError: one of ``kinds`` is not an event type.
+        TypeError: ``app`` is not a Celery app, or one of ``kinds`` is not an event type.
     """
+    refuse_other_than_app(app, "observe")
     given: tuple[Any, ...] = kinds  # a caller may pass anything
     for kind in given:
         if not isinstance(kind, type) or not issubclass(kind, _EVENTS):

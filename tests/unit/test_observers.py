@@ -1,7 +1,8 @@
-"""The log of a failing observer, and the facts of an error without an event."""
+"""The log of a failing observer, the facts of an error without an event, and wrong arguments."""
 
 from __future__ import annotations
 
+import re
 from typing import get_args
 
 import pytest
@@ -10,6 +11,7 @@ from celery import Celery
 from celery_singleton_lock import observe
 from celery_singleton_lock.errors import LockConflict
 from celery_singleton_lock.events import Event, Listener, Observers, TaskBlocked
+from celery_singleton_lock.metrics import export, log_events
 from celery_singleton_lock.worker.install import install
 
 
@@ -54,3 +56,23 @@ def test_a_removed_observer_gets_no_more_events():
     observers.remove(first)
     observers.notify(TaskBlocked("account:42"))
     assert (len(heard), len(left)) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: observe(print), "observe() got <built-in function print>: give the Celery app"),
+        (lambda: observe(TaskBlocked), "observe() got <class"),
+        (lambda: install("app"), "install() got 'app': give the Celery app"),
+        (lambda: log_events([]), "log_events() got []: give the Celery app"),
+        (lambda: export(object(), Celery(set_as_current=False)), "export() got <object"),
+        (
+            lambda: log_events(Celery(set_as_current=False), "INFO"),
+            "log_events() got the level 'INFO': give a number, such as logging.INFO",
+        ),
+    ],
+)
+def test_what_is_no_app_and_no_level_is_refused_where_it_is_given(call, words):
+    """``@observe`` without parentheses registered nothing, and said nothing."""
+    with pytest.raises(TypeError, match=re.escape(words)):
+        call()
