@@ -35,6 +35,15 @@ def spawns(worker: Any) -> bool:
     return pool_kind(worker.pool_cls) == "prefork" and not forks
 
 
+def slots_of(pool: Any) -> int:
+    """Return the number of a pool's slots, which ``pool_grow`` and autoscaling change."""
+    try:
+        slots = pool.num_processes
+    except AttributeError:  # a prefork pool that has ended
+        slots = pool.limit
+    return int(slots or 1)
+
+
 def has_room(pool: Any) -> bool:
     """Return whether a pool without an event loop takes a task without waiting."""
     inner: Any = getattr(pool, "_pool", None)

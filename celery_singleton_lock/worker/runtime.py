@@ -41,7 +41,7 @@ from celery_singleton_lock.worker.loop_channel import LoopChannel, guarded
 from celery_singleton_lock.worker.message_stage import NOT_IN_POOL, Stage
 from celery_singleton_lock.worker.partial_lock_sets import PartialLockSets
 from celery_singleton_lock.worker.pool_feeder import PoolFeeder
-from celery_singleton_lock.worker.pools import GREEN, pool_kind
+from celery_singleton_lock.worker.pools import GREEN, pool_kind, slots_of
 from celery_singleton_lock.worker.publisher import Publisher
 from celery_singleton_lock.worker.queue_stops import QueueStops
 from celery_singleton_lock.worker.redelivery import (
@@ -410,7 +410,7 @@ class Runtime:
         While the main loop makes no posted calls, the number is at most 0, since a granted message
         would wait for the main loop.
         """
-        free = (self.consumer.pool.limit or 1) - len(reserved_requests)
+        free = slots_of(self.consumer.pool) - len(reserved_requests)
         return min(free, 0) if self.loop_channel.stands_still() else free
 
     def receive(self, delivery: Delivery) -> None:

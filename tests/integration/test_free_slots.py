@@ -230,6 +230,19 @@ def test_a_task_that_waited_in_vain_ends_once_in_a_worker_with_a_free_slot(own_b
             assert not book.starts("a")
 
 
+def test_the_slots_that_pool_grow_adds_are_free(own_book):
+    """Granted tasks waited in another worker until its long task had ended."""
+    book = own_book
+    with book.worker(concurrency=1) as grown:
+        plug = book.send("plain", "plug", 0, hold="plug")
+        book.started(plug)
+        eventually(lambda: book.workers_with_a_free_slot() == [], 10)
+        book.app.control.pool_grow(1, destination=[grown.node_name])
+        eventually(lambda: book.workers_with_a_free_slot() == [grown.name], 10)
+        book.open("plug")
+        book.value(plug)
+
+
 def test_a_pool_that_may_grow_grows_for_a_granted_task(own_book, held):
     """Celery's autoscaler looks at messages of the broker, and otherwise every so many seconds."""
     book = own_book
