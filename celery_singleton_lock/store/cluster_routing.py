@@ -71,7 +71,7 @@ class _Asked(NamedTuple):
 STILL_SILENT: Final = 0.25
 """Longest wait in seconds for a master that did not answer the last request in time."""
 
-_OWN: Final = frozenset({"redis_connect_func", "maint_notifications_config", "retry"})
+_OWN: Final = frozenset({"db", "redis_connect_func", "maint_notifications_config", "retry"})
 """Options of connections that a client sets itself."""
 
 
@@ -451,7 +451,10 @@ def _blocking(cluster: Any, longest: float) -> redis.RedisCluster:
     """Return a client with the same options, no retries, and this socket time-out."""
     found = cluster.get_connection_kwargs()
     options = {name: value for name, value in found.items() if name not in _OWN}
-    options.update(socket_timeout=longest)
+    options.update(socket_timeout=longest, address_remap=cluster.nodes_manager.address_remap)
+    kind = options.pop("connection_class", redis.Connection)  # of a client made from a URL
+    if issubclass(kind, redis.SSLConnection):
+        options["ssl"] = True
     make: Any = ClusterNode
     nodes = [make(node.host, node.port) for node in cluster.get_nodes()]
     return redis.RedisCluster(

@@ -42,7 +42,7 @@ from celery_singleton_lock.store.cluster import inboxes as module
 from celery_singleton_lock.store.cluster.sync import ClusterStore
 from celery_singleton_lock.store.factory import admin_of, open_store
 from celery_singleton_lock.store.operator.base import Operator
-from celery_singleton_lock.store.requests import Confirm, Replicas
+from celery_singleton_lock.store.requests import Command, Confirm, Replicas
 from support.redis_cluster import RedisCluster
 from support.renewals import await_renewals
 from support.replication import is_replicated
@@ -52,6 +52,23 @@ pytestmark = pytest.mark.contract
 
 NAME = "account:42"
 REDIS_PAGE = Path(__file__).parents[2] / "docs" / "redis.md"
+
+
+def test_a_client_from_a_url_with_a_database_waits_in_redis(redis_cluster):
+    """Its copy for blocking calls was refused, so that the waiting client asked again and again."""
+    url = f"redis://127.0.0.1:{redis_cluster.masters[0].port}/0"
+    asked = []
+
+    def remap(address):
+        asked.append(address)
+        return address
+
+    with redis.RedisCluster.from_url(url, address_remap=remap) as client:
+        blocking = ClusterStore(client).nodes.for_blocking(1.0)
+        asked.clear()
+        assert blocking.send_once(Command(("BLPOP", "csl:nothing", 0.01))) is None
+        assert asked, "it goes to the addresses at which the client reaches the nodes"
+        blocking.cluster.close()
 
 
 @pytest.fixture

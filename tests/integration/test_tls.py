@@ -6,8 +6,8 @@ import asyncio
 import logging
 import re
 import shutil
-import socket
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,11 +19,12 @@ from click.testing import CliRunner
 from celery_singleton_lock import AsyncLock, BackendUnreachable, Lock, LockedTask
 from celery_singleton_lock.cli import main
 from celery_singleton_lock.core.clock import ServerClock
-from celery_singleton_lock.demo.redis_server import RedisServer
+from celery_singleton_lock.demo.redis_server import RedisServer, free_ports
 from celery_singleton_lock.worker.install import install
 from celery_singleton_lock.worker.startup_checks_redis import check_backend
 from integration.book import Book
 from integration.test_redis import works
+from support.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.needs_real_redis("TLS")
 
@@ -61,19 +62,22 @@ def certificates(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def locks(certificates, redis_provider):
-    """A server with a port for TLS, and one without for the test itself."""
+def files(certificates):
     files = ["--tls-cert-file", certificates.certificate, "--tls-key-file", certificates.key]
     files += ["--tls-ca-cert-file", certificates.ca, "--tls-auth-clients", "no"]
-    with RedisServer(redis_provider, args=[str(each) for each in files]) as server:
+    return [str(each) for each in files]
+
+
+@pytest.fixture(scope="module")
+def locks(files, redis_provider):
+    """A server with a port for TLS, and one without for the test itself."""
+    with RedisServer(redis_provider, args=files) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def port(locks):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     try:
         with locks.client() as client:
             client.config_set("tls-port", port)
@@ -119,6 +123,30 @@ def test_locks_in_code_and_commands_work_behind_tls(address):
     asyncio.run(scene())
     examined = CliRunner().invoke(main, ["--backend", address(), "doctor"])
     assert re.search(r"connection +ok +answers", examined.output)
+
+
+@pytest.mark.usefixtures("port")  # skips on a server without TLS
+def test_a_lock_waits_on_a_cluster_whose_client_comes_from_a_url_with_tls(
+    files, certificates, redis_provider
+):
+    """A free lock was acquired, and a held one raised an error: in a cache stampede all but one."""
+    (port,) = free_ports(1)
+    mode = ["--cluster-enabled", "yes", "--tls-cluster", "yes", "--tls-port", str(port)]
+    with RedisServer(redis_provider, args=[*files, *mode]) as server:
+        with server.client() as admin:
+            admin.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+            eventually(lambda: admin.cluster("INFO")["cluster_state"] == "ok")
+        url = f"rediss://127.0.0.1:{port}?ssl_ca_certs={certificates.ca}"
+        with redis.RedisCluster.from_url(url) as client, redis.RedisCluster.from_url(url) as other:
+            holder, waiter = (
+                Lock(each, "a", lease=60, thread_local=False) for each in (client, other)
+            )
+            assert holder.acquire()
+            assert not waiter.acquire(blocking_timeout=0.5)
+            with ThreadPoolExecutor(1) as pool:
+                waits = pool.submit(waiter.acquire, blocking_timeout=PATIENCE)
+                holder.release()
+                assert waits.result()
 
 
 def test_a_worker_with_a_wrong_ca_says_at_its_start_what_to_change(address, certificates, caplog):
