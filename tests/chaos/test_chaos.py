@@ -1,6 +1,6 @@
 """A short storm over real workers: no rule is broken, and wrong variants of the library are caught.
 
-CI plays a longer one instead, in a step of its own: ``python -m tests.chaos --minutes 3``, with
+CI plays a longer one instead, in a step of its own: ``python -m tests.chaos --minutes 2``, with
 ``--catch``.
 """
 
