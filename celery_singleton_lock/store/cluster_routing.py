@@ -26,6 +26,7 @@ from redis.retry import Retry
 from celery_singleton_lock.core.clock import SystemClock
 from celery_singleton_lock.core.native_threads import patched_by
 from celery_singleton_lock.store.error_mapping import FAILED
+from celery_singleton_lock.store.redis.blocking import MANY
 from celery_singleton_lock.store.redis.counted import closing_if_interrupted
 from celery_singleton_lock.store.requests import Attempts
 
@@ -451,7 +452,8 @@ def _blocking(cluster: Any, longest: float) -> redis.RedisCluster:
     """Return a client with the same options, no retries, and this socket time-out."""
     found = cluster.get_connection_kwargs()
     options = {name: value for name, value in found.items() if name not in _OWN}
-    options.update(socket_timeout=longest, address_remap=cluster.nodes_manager.address_remap)
+    remap = cluster.nodes_manager.address_remap
+    options.update(socket_timeout=longest, address_remap=remap, max_connections=MANY)
     kind = options.pop("connection_class", redis.Connection)  # of a client made from a URL
     if issubclass(kind, redis.SSLConnection):
         options["ssl"] = True

@@ -71,6 +71,17 @@ def test_a_client_from_a_url_with_a_database_waits_in_redis(redis_cluster):
         blocking.cluster.close()
 
 
+def test_waiters_outnumber_the_connections_of_a_client(redis_cluster):
+    """Those without a connection to wait on asked again and again."""
+    port = redis_cluster.masters[0].port
+    with redis.RedisCluster(host="127.0.0.1", port=port, max_connections=2) as client:
+        blocking = ClusterStore(client).nodes.for_blocking(1.0)
+        wait = Command(("BLPOP", "csl:nothing", 0.5))
+        with ThreadPoolExecutor(5) as threads:
+            assert list(threads.map(blocking.send_once, [wait] * 5)) == [None] * 5
+        blocking.cluster.close()
+
+
 @pytest.fixture
 def store(cluster_client):
     store = ClusterStore(cluster_client, claim_lease=30)

@@ -8,7 +8,9 @@ import subprocess
 import sys
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 
 import pytest
 import redis
@@ -28,7 +30,9 @@ from celery_singleton_lock.errors import (
 )
 from celery_singleton_lock.store.connect import connect
 from celery_singleton_lock.store.error_mapping import explain
+from celery_singleton_lock.store.redis.blocking import BlockingClients, blocking_client
 from celery_singleton_lock.store.redis.sync import RedisStore
+from celery_singleton_lock.store.requests import Pop
 from support.passing_time import let_pass
 from support.waiting import eventually, in_time
 
@@ -549,6 +553,15 @@ def test_a_client_that_decodes_replies_serves_locks_too(redis_server, redis_url)
 
 
 @pytest.mark.needs_real_redis("a server process to stop")
+def test_waiters_outnumber_the_connections_of_a_pool_by_default(redis_client):
+    """It has 100 with redis-py 8. Who found none to wait on asked again and again."""
+    clients = BlockingClients(partial(blocking_client, redis_client))
+    waiters = 110
+    with closing(clients), ThreadPoolExecutor(waiters) as threads:
+        waits = threads.map(clients.pop, [Pop("csl:nothing", 1.0)] * waiters)
+        assert list(waits) == [None] * waiters
+
+
 def test_a_wait_on_a_stalled_server_ends_soon_after_its_time(make_redis):
     """The socket time-out follows the block: no waiter is held far past its deadline."""
     server = make_redis()

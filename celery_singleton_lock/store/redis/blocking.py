@@ -22,6 +22,9 @@ TOGETHER: Final = 100
 AT_ONCE: Final = 0.5
 """Seconds within which an element arrives that was there already."""
 
+MANY: Final = 2**31
+"""Connections of a pool for blocking calls. Each waiter needs one; redis-py 8's default is 100."""
+
 
 def block_of(pop: Pop) -> tuple[float, float]:
     """Return for how long a call blocks, and which of :data:`BLOCKS` its client is for."""
@@ -134,7 +137,8 @@ def blocking_client(
     options = dict(pool.connection_kwargs)
     options.update(socket_timeout=longest + SLACK, retry=Retry(NoBackoff(), 0), retry_on_error=[])
     options.pop("retry_on_timeout", None)
-    made: redis.Redis = kind(
-        connection_pool=pool_kind(connection_class=pool.connection_class, **options)
+    blocking_pool = pool_kind(
+        connection_class=pool.connection_class, max_connections=MANY, **options
     )
+    made: redis.Redis = kind(connection_pool=blocking_pool)
     return made
