@@ -37,10 +37,15 @@ def spawns(worker: Any) -> bool:
 
 def slots_of(pool: Any) -> int:
     """Return the number of a pool's slots, which ``pool_grow`` and autoscaling change."""
-    try:
-        slots = pool.num_processes
-    except AttributeError:  # a prefork pool that has ended
-        slots = pool.limit
+    inner: Any = getattr(pool, "_pool", None)
+    kind = "" if inner is None else pool_kind(type(pool))  # "": it has not begun, or has ended
+    match kind:
+        case "gevent":  # before Celery 5.7, num_processes counts the tasks that run
+            slots = inner.size
+        case "prefork":
+            slots = inner._processes  # noqa: SLF001  # billiard's
+        case _:
+            slots = pool.limit
     return int(slots or 1)
 
 

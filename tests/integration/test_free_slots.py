@@ -162,8 +162,8 @@ def test_a_task_that_runs_keeps_its_lock_when_it_is_revoked(own_book, held, kind
         book.app.control.revoke(revoked, reply=True)
         never(lambda: len(book.starts("a")) > 1, 5.0)
         book.open("a-1")
-        assert book.value(revoked) == 1
         assert book.value(following) == 2
+        assert book.events("end", id=revoked)  # Celery 5.6 calls it REVOKED while it runs
         book.await_free("a", 10)
     assert book.order("a") == [1, 2]
 
