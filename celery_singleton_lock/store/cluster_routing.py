@@ -356,7 +356,7 @@ class Nodes:
         """Ask for the layout of the Cluster; if no node answers, the next command asks again."""
         if self._made is not None:
             _look_up_apart(self._made)
-            with suppress(*FAILED):
+            with suppress(*FAILED), as_redis_errors():
                 self._made.nodes_manager.initialize()
             _look_up_apart(self._made)
 
@@ -398,8 +398,9 @@ def as_redis_errors() -> Iterator[None]:
 
     A new node is not in the layout until it has its first slot. Until then, redis-py follows ASK to
     None. redis-py repeats a command whose slot moves, and then gives up with an error of another
-    class. And redis-py 5.1 to 6.4 closes connections on which other threads wait for an answer;
-    then their buffer is closed, or None.
+    class. redis-py 5.1 to 6.4 closes connections on which other threads wait for an answer; then
+    their buffer is closed, or None. And redis-py before 6.2 asks one node after another for the
+    layout, while other threads remove nodes that do not answer.
 
     Raises:
         redis.exceptions.TryAgainError: the slot moves; the command was not executed.
@@ -408,27 +409,36 @@ def as_redis_errors() -> Iterator[None]:
     """
     try:
         yield
-    except failures.ClusterError as error:
-        if "TTL exhausted" not in str(error):
+    except (failures.ClusterError, AttributeError, ValueError, RuntimeError) as error:
+        meant = _meant_by(error)
+        if meant is None:
             raise
-        msg = "the lock's slot is moving"
-        raise failures.TryAgainError(msg) from error
-    except AttributeError as error:
-        if "NoneType" not in str(error):
-            raise
-        # redis-py 8 reads further attributes of None when it counts the first error.
-        names = {getattr(each, "name", None) for each in (error, error.__context__)}
-        if names & _OF_A_NODE:
-            msg = "the lock's slot is moving to a node that is new in the Cluster"
-            raise failures.TryAgainError(msg) from error
-        raise failures.ConnectionError(_CLOSED) from error
-    except ValueError as error:
-        if "closed file" not in str(error):
-            raise
-        raise failures.ConnectionError(_CLOSED) from error
+        raise meant from error
 
 
-_CLOSED: Final = "the client closed the connection before the answer"
+def _meant_by(error: Exception) -> failures.RedisError | None:
+    """Return the error that a Cluster client should have raised; None: it is another error."""
+    text = str(error)
+    match error:
+        case failures.ClusterError() if "TTL exhausted" in text:
+            return failures.TryAgainError("the lock's slot is moving")
+        case AttributeError() if "NoneType" in text:
+            # redis-py 8 reads further attributes of None when it counts the first error.
+            names = {getattr(each, "name", None) for each in (error, error.__context__)}
+            return failures.TryAgainError(_NEW) if names & _OF_A_NODE else _closed()
+        case ValueError() if "closed file" in text:
+            return _closed()
+        case RuntimeError() if "changed size during iteration" in text:
+            return failures.ConnectionError("the layout of the Cluster is not known")
+        case _:
+            return None
+
+
+def _closed() -> failures.ConnectionError:
+    return failures.ConnectionError("the client closed the connection before the answer")
+
+
+_NEW: Final = "the lock's slot is moving to a node that is new in the Cluster"
 
 
 def _name(node: ClusterNode | None) -> str:

@@ -113,7 +113,8 @@ class AsyncClusterStore:
             BackendError: no node answers, or the server is not a node of a Cluster.
         """
         try:
-            await self.client.initialize()
+            with as_redis_errors():
+                await self.client.initialize()
         except FAILED as error:
             raise explain(error) from error
         return sorted(self.client.get_primaries(), key=lambda node: str(node.name))
@@ -132,14 +133,15 @@ class AsyncClusterStore:
 
     async def _node(self, words: Sequence[Any]) -> Any:
         """Return the master for a command; for one without a key (TIME), always the same."""
-        await self.client.initialize()
-        if words[0] == "TIME":
-            return min(self.client.get_primaries(), key=lambda node: str(node.name))
-        try:
-            return self.client.get_node_from_key(key_of(words))
-        except failures.SlotNotCoveredError:
-            await self.client.nodes_manager.initialize()  # a master may have the slot now
-            raise
+        with as_redis_errors():
+            await self.client.initialize()
+            if words[0] == "TIME":
+                return min(self.client.get_primaries(), key=lambda node: str(node.name))
+            try:
+                return self.client.get_node_from_key(key_of(words))
+            except failures.SlotNotCoveredError:
+                await self.client.nodes_manager.initialize()  # a master may have the slot now
+                raise
 
     async def _sent(self, commands: Sequence[Command], patience: float | None) -> list[Any]:
         """Send commands that are safe to repeat, some to each master at once.
@@ -156,7 +158,7 @@ class AsyncClusterStore:
             if isinstance(answer, BaseException) and not isinstance(answer, FAILED):
                 raise answer
         if patience and any(isinstance(answer, failures.TimeoutError) for answer in answers):
-            with suppress(*FAILED):  # another node may be the master now
+            with suppress(*FAILED), as_redis_errors():  # another node may be the master now
                 await _within(self.client.nodes_manager.initialize(), patience / 2)
         return list(answers)
 

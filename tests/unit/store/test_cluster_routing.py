@@ -14,7 +14,7 @@ from celery_singleton_lock.core.owner_token import new_token
 from celery_singleton_lock.core.parked_message import MessageToPark
 from celery_singleton_lock.core.redis_keys import BUCKETS
 from celery_singleton_lock.store.cluster.sync import ClusterStore
-from celery_singleton_lock.store.cluster_routing import as_redis_errors
+from celery_singleton_lock.store.cluster_routing import Nodes, as_redis_errors
 from celery_singleton_lock.store.requests import Command
 
 MASTERS = 3
@@ -128,8 +128,30 @@ def test_a_call_to_a_node_that_is_new_in_the_cluster_was_not_executed(name):
         getattr(None, name)
 
 
+def _lose_node_while_asking():
+    nodes = {"a": 1, "b": 2}
+    for name in nodes:
+        del nodes[name]
+
+
+def test_a_task_is_kept_while_threads_look_for_the_layout_of_a_cluster():
+    """redis-py before 6.2 raised RuntimeError, and the task ended as FAILURE without a run."""
+    with pytest.raises(failures.ConnectionError, match="not known"), as_redis_errors():
+        _lose_node_while_asking()
+
+
+def test_a_layout_that_changes_while_it_is_asked_for_is_asked_for_again_later():
+    cluster = Down()
+    cluster.initialize = _lose_node_while_asking
+    nodes = Nodes(lambda: cluster)
+    assert nodes.cluster is cluster
+    nodes.refresh_layout()
+
+
 @pytest.mark.parametrize(
-    "error", [ValueError("not a number"), AttributeError("'int' object")], ids=repr
+    "error",
+    [ValueError("not a number"), AttributeError("'int' object"), RuntimeError("no event loop")],
+    ids=repr,
 )
 def test_an_error_of_a_programmer_is_not_taken_for_one_of_the_cluster(error):
     with pytest.raises(type(error), match=str(error)), as_redis_errors():
