@@ -9,6 +9,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import redis
 
 from celery_singleton_lock import (
     AsyncLock,
@@ -169,6 +170,28 @@ def test_a_lost_reply_to_a_release_that_valkey_py_repeats_is_no_lost_lock(redis_
                 proxy.lose_reply = 1
 
         asyncio.run(work())
+
+
+@pytest.mark.usefixtures("renew_often")
+@pytest.mark.parametrize("kind", [valkey.Valkey, redis.Redis], ids=["valkey", "redis"])
+def test_a_single_connection_answers_its_caller_while_a_lock_is_renewed(redis_url, store, kind):
+    """valkey-py and redis-py before 5.3 let a renewal read the answers, and the lock was lost.
+
+    Newer versions let the renewal wait while the caller's command blocked.
+    """
+    with kind.from_url(redis_url, single_connection_client=True, socket_timeout=90) as client:
+        with Lock(client, "lock", lease=20) as lock, ThreadPoolExecutor(1) as threads:
+            renewed = threads.submit(await_renewals, store)
+            while not renewed.done():
+                assert client.echo("mine") == b"mine"
+            renewed.result()
+            blocked = threads.submit(client.blpop, ["list"], 60)
+            eventually(lambda: store.client.info("clients")["blocked_clients"])
+            await_renewals(store)
+            store.client.rpush("list", "go")
+            assert blocked.result()[1] == b"go"
+            assert lock.held
+        assert client.echo("mine") == b"mine"
 
 
 @pytest.mark.usefixtures("renew_often")

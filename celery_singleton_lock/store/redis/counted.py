@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from copy import copy
 from inspect import Parameter, signature
 from typing import Any, Final
 
@@ -94,19 +95,19 @@ def _close_queued(idle: Any) -> None:
             connection.disconnect()
 
 
-def send_counted_alone(client: Any, words: Sequence[Any], attempts: Attempts) -> Any:
-    """Send a command as :func:`send_counted` does, on the only connection of a client.
+def without_single_connection(client: Any) -> Any:
+    """Return the client, or with ``single_connection_client`` a copy that uses its pool.
 
-    Args:
-        client: of redis-py or valkey-py, with ``single_connection_client``.
-        words: the command; its answer is not converted.
-        attempts: notes whether it was repeated.
-
-    Raises:
-        redis.RedisError: what the client would raise.
+    A thread renews leases while the caller uses that connection. redis-py before 5.3 and valkey-py
+    let both send at once, so each would read answers of the other. Newer versions would let the
+    renewal wait until a blocking command of the caller has ended.
     """
-    with getattr(client, "single_connection_lock", nullcontext()):  # old versions lack it
-        return exchange_counted(client.connection, words, attempts)
+    if client.connection is None:
+        return client
+    made = copy(client)
+    made.connection, made.auto_close_connection_pool = None, False
+    made._single_connection_client = False  # noqa: SLF001  # redis-py 5.3 and later read it
+    return made
 
 
 def exchange_counted(connection: Any, words: Sequence[Any], attempts: Attempts) -> Any:

@@ -39,7 +39,7 @@ from celery_singleton_lock.store.redis.counted import (
     close_idle,
     closing_if_interrupted,
     send_counted,
-    send_counted_alone,
+    without_single_connection,
 )
 from celery_singleton_lock.store.redis.fast_path import FastPath, OnReply, is_plain, packed
 from celery_singleton_lock.store.requests import (
@@ -115,7 +115,8 @@ class RedisStore:
         quarantine: bool | None = False,
         replicas: Replicas = NO_REPLICAS,
     ) -> None:
-        self.client = client
+        self.client: redis.Redis = without_single_connection(client)
+        self._given = client
         self.clock: Clock = clock_for(client)
         self.operations: Operations = Operations(
             keyspace, scripts, claim_lease, quarantine=quarantine, replicas=replicas
@@ -367,8 +368,6 @@ class RedisStore:
 
     def _counted(self, request: Counted) -> Any:
         words, attempts = request.command.words, request.attempts
-        if self.client.connection is not None:
-            return send_counted_alone(self.client, words, attempts)
         return send_counted(self.client.connection_pool, words, attempts)
 
     def _sent(self, commands: Sequence[Command]) -> list[Any]:
@@ -426,7 +425,7 @@ class RedisStore:
     def hang_up(self) -> None:
         """Close the client as well, if it was made for this store alone."""
         self.close()
-        self.client.close()
+        self._given.close()
 
     def close(self) -> None:
         """Close the connections that this store opened; the caller's client stays open.

@@ -18,7 +18,7 @@ from celery_singleton_lock.store.redis.aio import AsyncRedisStore
 from celery_singleton_lock.store.redis.aio import send_counted as send_counted_async
 from celery_singleton_lock.store.redis.aio import send_counted_alone as send_counted_alone_async
 from celery_singleton_lock.store.redis.blocking import blocking_client
-from celery_singleton_lock.store.redis.counted import send_counted, send_counted_alone
+from celery_singleton_lock.store.redis.counted import send_counted
 from celery_singleton_lock.store.redis.sync import RedisStore
 from celery_singleton_lock.store.requests import Command, Counted, Request
 
@@ -98,8 +98,6 @@ class ValkeyStore(RedisStore):
             return super()._done(request)
 
     def _counted(self, request: Counted) -> Any:
-        if self.client.connection is not None:
-            return send_counted_alone(self.client, request.command.words, request.attempts)
         return send_counted(
             self.client.connection_pool, request.command.words, request.attempts, _WANTS
         )
