@@ -120,7 +120,8 @@ class LateReleases:
         self._failed: queue.SimpleQueue[_Late] = queue.SimpleQueue()
         self._ending = threading.Event()
         self.thread: BackgroundThread = BackgroundThread("singleton-lock-late-replies", self._round)
-        worker_process_shutdown.connect(self._finish)
+        # Before Celery 5.7, a method of two instances is one receiver without dispatch_uid.
+        worker_process_shutdown.connect(self._finish, dispatch_uid=f"late-releases-{id(self)}")
         self._pid = os.getpid()
 
     def _finish(self, **_: Any) -> None:
