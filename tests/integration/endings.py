@@ -27,6 +27,7 @@ from kombu.exceptions import OperationalError
 from celery_singleton_lock.demo.redis_server import RedisServer
 from integration.book import Book, alive
 from support.redelivery import redelivery_after
+from support.versions import TELLS_EXIT, TELLS_REJECTED
 from support.waiting import eventually, in_time, never
 from support.workers import CeleryWorker
 
@@ -735,6 +736,7 @@ ITSELF, ENDED, WORKER, NEVER = (
     "The task ends itself", "It is ended", "Its worker ends, or is changed", "It never runs",
 )  # fmt: skip
 _FAILED, _GONE = states.FAILURE, states.REVOKED
+_REJECTED = states.FAILURE if TELLS_REJECTED else states.PENDING
 _RUNS_ON = {"threads": ((states.SUCCESS,), 1), "solo": ((_FAILED,), 1)}
 _CHANCE = dict.fromkeys(GREEN, ((states.PENDING, states.RETRY, states.SUCCESS), 1))
 _STOPS_HALFWAY = _RUNS_ON | _CHANCE
@@ -761,10 +763,10 @@ ENDINGS: Final = (
            late=states.RETRY, bound=LAPSE, full=True, part=ITSELF),
     Ending("`autoretry_for`", autoretry, _FAILED, late=_FAILED, runs=(2, 2), part=ITSELF),
     Ending("`Ignore`", itself("ignore"), states.PENDING, late=states.PENDING, part=ITSELF),
-    Ending("`Reject`", itself("reject"), _FAILED, late=_FAILED, part=ITSELF),
+    Ending("`Reject`", itself("reject"), _REJECTED, late=_REJECTED, part=ITSELF),
     Ending("`Reject(requeue=True)`", itself("requeue"), states.PENDING, late=states.SUCCESS,
            runs=(1, 2), part=ITSELF),
-    Ending("`sys.exit`", itself("exit"), _FAILED, part=ITSELF,
+    Ending("`sys.exit`", itself("exit"), _FAILED if TELLS_EXIT else states.PENDING, part=ITSELF,
            but=dict.fromkeys(THREADED, ((states.PENDING,), 1))),
     Ending("`os._exit`", itself("os-exit"), _FAILED, late=_FAILED, cannot=_NO_CHILD, part=ITSELF),
     Ending("soft time limit", soft_limit, _FAILED, late=_FAILED, part=ENDED,

@@ -10,6 +10,7 @@ from celery import Celery
 from celery_singleton_lock import LockedTask
 from celery_singleton_lock.store.redis.sync import RedisStore
 from integration.book import LONG_LEASE
+from support.versions import THREADS_ACK_LAST
 from support.waiting import eventually, never
 
 
@@ -88,6 +89,7 @@ def test_a_thread_that_the_task_leaves_behind_goes_on_without_the_lock(redis_url
     store.close()
 
 
+@pytest.mark.skipif(not THREADS_ACK_LAST, reason="older versions acknowledge each")
 def test_threads_that_end_during_a_shutdown_are_acknowledged_with_the_last_of_them(own_book):
     """Celery's own, shown with plain tasks that are acknowledged late (docs/pools.md)."""
     with own_book.worker(pool="threads", concurrency=2) as worker:

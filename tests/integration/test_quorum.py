@@ -16,6 +16,7 @@ from celery_singleton_lock.errors import BackendRefused
 from celery_singleton_lock.store.quorum.sync import QuorumStore
 from celery_singleton_lock.worker.install import install
 from celery_singleton_lock.worker.startup_checks_redis import check_backend
+from support.versions import RESTORES_SOON
 from support.waiting import eventually
 from support.workers import CeleryWorker
 
@@ -92,6 +93,7 @@ def test_tasks_that_wait_in_their_slots_run_one_at_a_time(make_worker, send, tmp
         assert sorted(result.get(timeout=60) for result in results) == list(range(1, 9))
 
 
+@pytest.mark.skipif(not RESTORES_SOON, reason="a copy comes after 100 s")
 @pytest.mark.full("requeue")
 @pytest.mark.parametrize("policy", ["wait", "requeue"])
 def test_t14_a_redelivered_copy_does_not_run_on_a_quorum(

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from celery import Celery
+from kombu import Queue
 
 from celery_singleton_lock.worker.consumed_queues import Consumed
 from celery_singleton_lock.worker.queue_stops import QueueStops
@@ -147,6 +148,6 @@ def test_without_a_connection_nothing_is_done_until_the_next_one(stops, consumer
 )
 def test_queues_that_the_broker_deletes_without_a_consumer_are_known(consumer, options, reason):
     """They are never stopped."""
-    consumer.app.amqp.queues.select_add("special", **options)
+    consumer.app.amqp.queues.select_add(Queue("special", **options))
     assert Consumed(consumer).why_deleted_unconsumed("special") == reason
     assert Consumed(consumer).why_deleted_unconsumed("unknown") == ""
